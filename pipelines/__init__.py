@@ -1,0 +1,1 @@
+"""The programs: parse -> validated config -> build -> run. No data logic."""

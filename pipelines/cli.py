@@ -1,0 +1,134 @@
+"""The command line: what every call is, and nothing that takes time to import."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pipelines.errors import USAGE, UsageError
+
+_DESCRIPTION = """\
+Converts and cleans training corpora into sharded ArrayRecord.
+
+  gristmill convert --input 'raw/*.tfrecord' --output out/     the main job; the same command resumes it
+  gristmill convert --config configs/tfrecord.yaml ...         keys in a file; --set write.shards=64 changes one
+  gristmill verify out/                                        reads everything back and recounts
+  gristmill report out/                                        what became of every record
+  gristmill inspect FILE ...                                   what is in a TFRecord or ArrayRecord file
+"""
+
+_EXIT_STATUS = """\
+exit status: 0 done; 1 could not finish, the same command resumes; 2 wrong usage, found before any work;
+3 over the budget of dead letters, or nothing written; 4 the books do not balance, or verify found a difference
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        "gristmill",
+        description=_DESCRIPTION,
+        epilog=_EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_convert(commands)
+    verify = _add(commands, "verify", "read every output record and the ledgers back and recount everything")
+    verify.add_argument("output", metavar="DIR", help="output directory of a convert job")
+    report = _add(commands, "report", "rebuild the report of a job from its ledgers and print it")
+    report.add_argument("output", metavar="DIR", help="output directory of a convert job")
+    report.add_argument("--json", action="store_true", help="print report.json instead of the summary")
+    inspect = _add(commands, "inspect", "say what is in TFRecord and ArrayRecord files")
+    inspect.add_argument("files", metavar="FILE", nargs="+", help="files to look into")
+    inspect.add_argument("--records", type=int, default=3, metavar="N", help="records to show (default 3)")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object a file")
+    return parser
+
+
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+
+
+def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    convert = _add(commands, "convert", "convert a corpus into sharded ArrayRecord")
+    convert.epilog = "A flag that is not listed goes to Apache Beam if Beam has an option of exactly that name."
+    files = convert.add_argument_group("what and where")
+    files.add_argument(
+        "--input",
+        action="append",
+        nargs="+",
+        metavar="GLOB",
+        help="file, folder, pattern (quoted), or @FILE with one name or pattern a line; may be repeated",
+    )
+    files.add_argument("--output", metavar="DIR", help="output directory")
+    files.add_argument("--config", metavar="FILE", help="YAML config; see configs/reference.yaml")
+    files.add_argument("--format", metavar="NAME", help="tfrecord, array_record, files or auto (default)")
+    files.add_argument("--name", help="corpus name in file names (default corpus)")
+    files.add_argument("--split", help="split name in file names (default train)")
+    files.add_argument(
+        "--shards",
+        metavar="N",
+        help="auto (default), match (one an input), a number, or a size such as 256MiB",
+    )
+    clean = convert.add_argument_group("cleaning")
+    clean.add_argument(
+        "--step",
+        action="append",
+        metavar="NAME[,KEY=VALUE...]",
+        help="step of the library, or module:function of your own; may be repeated, in order",
+    )
+    clean.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", dest="changes", help="change one config key, such as write.group_size=1"
+    )
+    run = convert.add_argument_group("running")
+    run.add_argument("--dry-run", action="store_true", help="print plan, prediction and what the steps do; write nothing")
+    run.add_argument("--limit", type=int, metavar="N", help="convert only the first N records")
+    run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
+    run.add_argument(
+        "--workers",
+        metavar="N",
+        help="local worker processes; 0 works in this process, auto (default) picks what is worth starting",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    args, unknown = parser.parse_known_args(arguments)
+    if args.version:
+        from transforms.report import versions
+
+        print(f"gristmill {versions()['gristmill']}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return USAGE
+    try:
+        return _run(args, unknown)
+    except UsageError as error:
+        print(f"gristmill {args.command}: {error}", file=sys.stderr)
+        return USAGE
+
+
+def _run(args: argparse.Namespace, unknown: list[str]) -> int:
+    if args.command == "convert":
+        from pipelines import convert
+
+        return convert.run(args, unknown)
+    if unknown:
+        raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
+    if args.command == "inspect":
+        from pipelines import inspect
+
+        return inspect.run(args.files, args.records, as_json=args.json)
+    if args.command == "verify":
+        from pipelines import verify
+
+        return verify.run(args.output)
+    from pipelines import report
+
+    return report.run(args.output, as_json=args.json)

@@ -1,0 +1,244 @@
+"""The config of a job: YAML file, `--set` and flags, merged and checked before any work.
+
+Every message names the file and the key path, the value, and what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+
+from pipelines.errors import UsageError, did_you_mean
+from transforms.names import DEFAULT_TEMPLATE, check_template
+from transforms.plan import ShardsRequest, parse_size
+
+STEP_KEYS = ("use", "call")
+_FUTURE_STEP_OPTIONS = ("isolate", "timeout_secs", "retries", "max_per_sec", "max_memory_bytes")
+_COMPRESSION = re.compile(r"auto|uncompressed|snappy|(zstd|brotli)(:-?\d+)?")
+_LEVELS = {"zstd": (-131072, 22), "brotli": (0, 11)}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+def _to_bytes(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, pydantic.BeforeValidator(_to_bytes), pydantic.Field(ge=1)]
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceConfig(_Strict):
+    """What to read."""
+
+    format: Literal["auto", "tfrecord", "array_record", "files"] = "auto"
+    patterns: list[str] = []
+    compression: Literal["auto", "none", "gzip", "zlib"] = "auto"
+    max_record_bytes: Bytes = 1 << 30
+
+    @pydantic.field_validator("patterns", mode="before")
+    @classmethod
+    def _one_pattern(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class WriteConfig(_Strict):
+    """What to write, and how."""
+
+    output: str = ""
+    name: str = "corpus"
+    split: str = "train"
+    shards: str = "auto"
+    compression: str = "auto"
+    group_size: int = pydantic.Field(1, ge=1)
+    template: str = DEFAULT_TEMPLATE
+
+    @pydantic.field_validator("shards", mode="before")
+    @classmethod
+    def _check_shards(cls, value: Any) -> str:
+        ShardsRequest.parse(value)
+        return str(value)
+
+    @pydantic.field_validator("compression")
+    @classmethod
+    def _check_compression(cls, value: str) -> str:
+        if not _COMPRESSION.fullmatch(value):
+            raise ValueError("expected auto, uncompressed, snappy, zstd[:LEVEL] or brotli[:LEVEL]")
+        codec, _, level = value.partition(":")
+        low, high = _LEVELS.get(codec, (0, 0))
+        if level and not low <= int(level) <= high:
+            raise ValueError(f"the level of {codec} must be from {low} to {high}")
+        return value
+
+    @pydantic.field_validator("name", "split")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("expected letters, digits, `_`, `.`, `+` and `-`: readers use other signs as separators")
+        return value
+
+    @pydantic.field_validator("template")
+    @classmethod
+    def _check_template(cls, value: str) -> str:
+        check_template(value)
+        return value
+
+
+class DeadLettersConfig(_Strict):
+    """How much may fail, and where failures are kept."""
+
+    max_fraction: float = pydantic.Field(0.1, ge=0, le=1)
+    max_count: int | None = pydantic.Field(None, ge=0)
+    max_payload_bytes: Bytes = 16 << 20
+    path: str = "_dead_letters"
+
+    @pydantic.field_validator("path")
+    @classmethod
+    def _check_path(cls, value: str) -> str:
+        if not re.fullmatch(r"_[A-Za-z0-9_-]+", value) or value == "_gristmill":
+            raise ValueError("expected a folder name that begins with `_`, so that no reader takes it for data")
+        return value
+
+
+class JobConfig(_Strict):
+    """The whole config, in flow order."""
+
+    source: SourceConfig = SourceConfig()
+    steps: list[dict[str, Any]] = []
+    write: WriteConfig = WriteConfig()
+    dead_letters: DeadLettersConfig = DeadLettersConfig()
+    beam: dict[str, Any] = {}
+
+    @pydantic.field_validator("steps")
+    @classmethod
+    def _check_steps(cls, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for number, step in enumerate(steps):
+            if len([key for key in STEP_KEYS if key in step]) != 1:
+                raise ValueError(f"steps[{number}] must have exactly one of `use` and `call`")
+            for option in _FUTURE_STEP_OPTIONS:
+                if option in step:
+                    raise ValueError(f"steps[{number}].{option} is not supported by this version")
+        return steps
+
+
+def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig:
+    """Merges and checks the config.
+
+    Args:
+        path: YAML file, None for the defaults.
+        overrides: (key path, value), applied in order.
+
+    Returns:
+        The checked config.
+
+    Raises:
+        UsageError: The file cannot be read, or a key or value is wrong.
+    """
+    fields = {} if path is None else _read_yaml(path)
+    for key, value in overrides:
+        _assign(fields, key, value)
+    try:
+        return JobConfig.model_validate(fields)
+    except pydantic.ValidationError as error:
+        where = f"{path}: " if path else ""
+        raise UsageError("\n".join(where + _explain(problem) for problem in error.errors())) from error
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"config {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"config {path} is not UTF-8: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"config {path} is not YAML: {error}") from error
+    if fields is None:
+        return {}
+    if not isinstance(fields, dict):
+        raise UsageError(f"config {path}: expected keys such as source and write, got {type(fields).__name__}")
+    return fields
+
+
+def _assign(fields: dict[str, Any], key: str, value: Any) -> None:
+    *folders, last = key.split(".")
+    for folder in folders:
+        inner = fields.get(folder)
+        if inner is None:
+            inner = fields[folder] = {}
+        if not isinstance(inner, dict):
+            raise UsageError(f"{key}: {folder} is not a group of keys")
+        fields = inner
+    fields[last] = value
+
+
+def parse_value(text: str) -> Any:
+    """Returns the value of a `key=value` flag, read as YAML: numbers, true, null and [lists] are what they look like."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """Splits the `key.path=value` of `--set`.
+
+    Raises:
+        UsageError: There is no `=`.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UsageError(f"--set {text}: expected key.path=value, for example --set write.shards=64")
+    return key.strip(), parse_value(value)
+
+
+def parse_step(text: str) -> dict[str, Any]:
+    """Reads the `NAME[,key=value...]` of `--step`.
+
+    Raises:
+        UsageError: A parameter has no `=`.
+    """
+    name, *parameters = _split_outside_brackets(text)
+    step: dict[str, Any] = {"call" if ":" in name else "use": name}
+    for parameter in parameters:
+        key, separator, value = parameter.partition("=")
+        if not separator:
+            raise UsageError(f"--step {text}: expected key=value after the name, got {parameter!r}")
+        step[key] = parse_value(value)
+    return step
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """Splits at commas, but not within [..] or {..}, so that lists can be given."""
+    return re.findall(r"(?:[^,\[{]|\[[^\]]*\]|\{[^}]*\})+", text) or [text]
+
+
+def _explain(problem: Any) -> str:
+    """Puts one finding of the validation into words."""
+    location = [str(part) for part in problem["loc"]]
+    path = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        hint = did_you_mean(location[-1], known) or f"; known keys: {', '.join(known)}"
+        return f"{path}: unknown key{hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if path == "steps" else f", got {problem['input']!r}"
+    return f"{path}: {message}{given}"
+
+
+def _known_keys(location: list[str]) -> list[str]:
+    model: Any = JobConfig
+    for part in location:
+        field = model.model_fields.get(part)
+        model = getattr(field, "annotation", None)
+        if model is None or not hasattr(model, "model_fields"):
+            return []
+    return list(model.model_fields)
+
+

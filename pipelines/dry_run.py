@@ -1,0 +1,54 @@
+"""`gristmill convert --dry-run`: the plan, a prediction, and what the steps do to a few records. Writes nothing."""
+
+from __future__ import annotations
+
+import os
+
+from pipelines.local_runner import estimate_cpu_secs
+from pipelines.plan_job import PlannedJob, planned_shards
+from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
+from transforms.steps.chain import StepChain
+from transforms.steps.load import load_steps
+
+_SHOWN_RECORDS = 5
+_SHOWN_BYTES = 100
+
+
+def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
+    """Prints what the job would do.
+
+    Args:
+        job: The planned job.
+        num_records: How many sampled records to put through the steps.
+    """
+    spec, header = job.spec, job.header
+    weights = planned_shards(job.plan_path)
+    print(f"inputs    {header['num_inputs']:,} ({header['total_bytes']:,} bytes), format {spec.format}; ", end="")
+    print(f"{header['num_skipped']:,} skipped, {header['num_duplicates']:,} duplicates")
+    print(f"records   about {job.estimated_records:,}, {job.estimated_bytes:,} bytes decompressed")
+    print(f"shards    {spec.num_shards:,} planned, {min(weights):,} to {max(weights):,} bytes; {spec.writer_options}")
+    for note in header["notes"]:
+        print(f"note      {note}")
+    codec = spec.writer_options.split(",", 1)[1].split(":")[0]
+    cpu_secs = estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(spec.steps))
+    print(f"time      about {cpu_secs:,.0f} CPU seconds; this machine has {len(os.sched_getaffinity(0))} cores")
+    _show_steps(spec, job.sampled[: num_records or _SHOWN_RECORDS])
+
+
+def _show_steps(spec: JobSpec, records: list[bytes]) -> None:
+    chain = StepChain(load_steps(spec.steps, spec.import_paths), spec.max_record_bytes)
+    for number, record in enumerate(records):
+        batch = RecordBatch(ShardTask(0, 0, 0, 0, 0, 0, 0), 0, source=Input(0, "sample", 0, 0))
+        batch.records, batch.positions = [record], [number]
+        print(f"record    {_brief(record)}")
+        for out in chain.apply(batch):
+            for output in out.records if spec.steps else []:
+                print(f"  becomes {_brief(output)}")
+            for reason in out.dropped:
+                print(f"  dropped {reason}")
+            for letter in out.dead:
+                print(f"  dead    {letter.step}: {letter.reason}: {letter.error[:200]}")
+
+
+def _brief(record: bytes) -> str:
+    return f"{len(record):,} bytes {record[:_SHOWN_BYTES]!r}"

@@ -1,0 +1,142 @@
+"""Runs a pipeline on this machine: how many worker processes are worth starting, and with what environment."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from transforms.store import OutputError
+
+_LOGGER = logging.getLogger(__name__)
+
+WORKER_START_SECS = 2.5
+"""What one more worker process costs in CPU: Python, Beam and its libraries."""
+
+_WORKER_BYTES = 300 << 20
+_BYTES_PER_SEC = {"uncompressed": 500e6, "snappy": 200e6, "zstd": 60e6, "brotli": 20e6}
+_STEP_SECS_PER_RECORD = 5e-6
+_LOCAL_RUNNERS = {"", "directrunner", "fnapirunner"}
+
+
+def estimate_cpu_secs(codec: str, num_bytes: int, num_records: int, num_steps: int) -> float:
+    """Returns the CPU seconds that a job probably takes; compression is nearly all of it."""
+    return num_bytes / _BYTES_PER_SEC.get(codec, 60e6) + num_records * num_steps * _STEP_SECS_PER_RECORD
+
+
+def choose_workers(cpu_secs: float, num_shards: int) -> int:
+    """Returns the number of worker processes; 0 for work in this process, where starting one would not pay."""
+    cores = len(os.sched_getaffinity(0))
+    worth = math.floor(cpu_secs / WORKER_START_SECS)
+    workers = min(cores, worth, num_shards, max(1, _available_bytes() // _WORKER_BYTES))
+    return int(workers) if workers > 1 else 0
+
+
+def _available_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = re.search(r"MemAvailable:\s+(\d+) kB", lines.read())
+    except OSError:
+        found = None
+    return int(found[1]) << 10 if found else 1 << 40
+
+
+def is_local(flags: list[str]) -> bool:
+    """Whether Beam flags ask for the local runner, or for none."""
+    return runner_name(flags).lower() in _LOCAL_RUNNERS
+
+
+def runner_name(flags: list[str]) -> str:
+    """Returns the runner that Beam flags ask for, "" for none."""
+    return _flag_value(flags, "runner") or ""
+
+
+def asked_workers(flags: list[str]) -> int | None:
+    """Returns the workers that Beam flags ask for, None when they leave it open."""
+    mode = _flag_value(flags, "direct_running_mode")
+    count = _flag_value(flags, "direct_num_workers")
+    if mode == "in_memory":
+        return 0
+    if count is None:
+        return None if mode is None else 1
+    return int(count) or len(os.sched_getaffinity(0))
+
+
+def _flag_value(flags: list[str], name: str) -> str | None:
+    for number, flag in enumerate(flags):
+        if flag.startswith(f"--{name}="):
+            return flag.split("=", 1)[1]
+        if flag == f"--{name}" and number + 1 < len(flags):
+            return flags[number + 1]
+    return None
+
+
+def local_flags(flags: list[str], workers: int) -> list[str]:
+    """Returns Beam flags for the local runner.
+
+    It is named, because the default one tries to download another runner first where there is internet.
+    """
+    kept = [flag for flag in flags if not flag.startswith("--runner")]
+    kept = [flag for flag in kept if flag.lower() not in _LOCAL_RUNNERS]
+    if _flag_value(flags, "direct_running_mode") == "multi_threading":
+        return ["--runner=FnApiRunner", *kept]
+    mode = "multi_processing" if workers else "in_memory"
+    kept = [flag for flag in kept if not flag.startswith(("--direct_running_mode", "--direct_num_workers"))]
+    return ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={max(1, workers)}", *kept]
+
+
+@contextlib.contextmanager
+def worker_environment() -> Iterator[None]:
+    """Sets what worker processes need: no folder of the caller's may shadow our packages there."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
+    """Builds and runs the pipeline to its end.
+
+    Args:
+        spec: The job, whose plan stands in the output directory.
+        flags: Beam flags.
+        num_workers: Workers to spread over; 1 where the runner balances by itself.
+
+    Raises:
+        OutputError: The job could not finish; the message is the cause.
+    """
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from transforms.convert import ConvertCorpus
+
+    try:
+        with worker_environment():
+            pipeline = beam.Pipeline(options=PipelineOptions(flags))
+            _ = pipeline | "ConvertCorpus" >> ConvertCorpus(spec, num_workers)
+            pipeline.run().wait_until_finish()
+    except Exception as error:
+        _LOGGER.debug("the pipeline failed", exc_info=True)
+        raise OutputError(find_cause(error)) from error
+
+
+_CAUSE = re.compile(r"(?:OutputError|BrokenSequenceError|StepError): (.*?)(?: \[while running| \[\[while running|\n|$)")
+
+
+def find_cause(error: BaseException) -> str:
+    """Returns the message of the error that ended a pipeline, without the runner's layers of tracebacks."""
+    text = str(error)
+    found = _CAUSE.search(text)
+    if found:
+        return found[1]
+    last = text.strip().splitlines()[-1:] or [""]
+    return f"{type(error).__name__}: {last[0][:500]}"

@@ -1,0 +1,146 @@
+"""What may stand in an output directory before a job begins, and what the job makes of it."""
+
+from __future__ import annotations
+
+import json
+
+from pipelines.errors import UsageError
+from pipelines.plan_job import PlannedJob
+from transforms.elements import JobSpec
+from transforms.finish import REPLACED_NAME, delete_all, read_replaced
+from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
+from transforms.names import shard_file_pattern
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
+from transforms.report import MANIFEST_NAME, REPORT_NAME, read_report
+from transforms.store import OutputError, Store
+
+
+def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
+    """Refuses a directory that holds the output of another job, unless it may be replaced.
+
+    Raises:
+        UsageError: It does; the message says what differs and what can be done. Or it cannot be written.
+    """
+    _check_writable(store)
+    if overwrite:
+        return
+    header = _planned_header(store)
+    if header is not None:
+        if header["plan_id"] == job.spec.plan_id:
+            return
+        raise UsageError(
+            f"{store.root} holds the output of another job ({_differences(header, job.header)}); "
+            "take another directory, or pass --overwrite to replace it once the new set is whole"
+        )
+    foreign = _foreign_file(store, job.spec)
+    if foreign is not None:
+        raise UsageError(
+            f"{store.root} holds {foreign}, which this job did not write; take another directory, "
+            "or pass --overwrite to replace it once the new set is whole"
+        )
+
+
+def _check_writable(store: Store) -> None:
+    probe = "_gristmill/.writable"
+    try:
+        store.put(probe, b"")
+        store.delete(probe)
+    except (OutputError, OSError) as error:
+        raise UsageError(f"write.output: {error}") from error
+
+
+def _planned_header(store: Store) -> dict[str, object] | None:
+    try:
+        with store.open(PLAN_NAME) as plan:
+            return read_header(plan)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _foreign_file(store: Store, spec: JobSpec) -> str | None:
+    if store.size(MANIFEST_NAME) is not None:
+        return MANIFEST_NAME
+    pattern = shard_file_pattern(spec)
+    folder = spec.template.split("{", 1)[0]
+    return next((name for name, _ in store.list(folder) if pattern.fullmatch(name)), None)
+
+
+def _differences(old: dict[str, object], new: dict[str, object]) -> str:
+    """Returns which parts of the job changed, for example "inputs and write.compression changed"."""
+    before, after = old["fingerprint"], new["fingerprint"]
+    assert isinstance(before, dict) and isinstance(after, dict)
+    changed: list[str] = []
+    for key in after:
+        one, other = before.get(key), after[key]
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            changed += [f"{key}.{inner}" for inner in other if one.get(inner) != other[inner]]
+        else:
+            changed.append(key)
+    return f"{', '.join(changed)} changed" if changed else "its plan differs"
+
+
+def is_published(store: Store, spec: JobSpec) -> bool:
+    """Whether this very job is done: its manifest stands and every file it names is there in full."""
+    found = store.get(MANIFEST_NAME)
+    report = read_report(store)
+    if found is None or report is None or report["status"] != "done" or report["plan_id"] != spec.plan_id:
+        return False
+    manifest = json.loads(found[0])
+    if manifest["plan_id"] != spec.plan_id or any(True for _ in store.list(ATTEMPTS)):
+        return False
+    if any(store.size(shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
+        return False
+    return all(_counts(store, spec, shard) for shard in range(spec.num_shards))
+
+
+def _counts(store: Store, spec: JobSpec, shard: int) -> bool:
+    found = find_ledger(store, spec, shard)
+    return found is not None and found.ledger is not None
+
+
+def prepare_output(store: Store, job: PlannedJob) -> None:
+    """Makes the directory ready for the workers: the plan of this job, and nothing of a run that was killed.
+
+    The caller holds the lock.
+    """
+    header = _planned_header(store)
+    if header is None or header["plan_id"] != job.spec.plan_id:
+        _set_old_state_aside(store)
+        store.put_file(job.inputs_path, INPUTS_NAME)
+        store.put_file(job.plan_path, PLAN_NAME)
+    _delete_stray_attempts(store, job.spec)
+
+
+def _set_old_state_aside(store: Store) -> None:
+    """Forgets another job's state. Its files stay, noted for deletion, until the new set is whole."""
+    names = set(read_replaced(store))
+    found = store.get(MANIFEST_NAME)
+    if found is not None:
+        names.update(shard["name"] for shard in json.loads(found[0])["shards"])
+    for name, _ in store.list(PUBLISHED):
+        published = store.get(name)
+        if published is not None:
+            names.update(json.loads(published[0]).values())
+    if names:
+        store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
+    for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME):
+        store.delete(name)
+    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS):
+        delete_all(store, [name for name, _ in store.list(prefix)])
+
+
+def _delete_stray_attempts(store: Store, spec: JobSpec) -> None:
+    """Deletes files of attempts that never committed, which would keep a full disk full."""
+    kept: dict[int, set[str]] = {}
+    for name, _ in list(store.list(ATTEMPTS)):
+        shard = int(name.removeprefix(ATTEMPTS).split("-", 1)[0])
+        if shard not in kept:
+            found = find_ledger(store, spec, shard)
+            ledger = found.ledger if found is not None else None
+            kept[shard] = {file.name for file in ledger.files()} if ledger is not None else set()
+        if name not in kept[shard]:
+            store.delete(name)

@@ -1,0 +1,234 @@
+"""Plans a job: list, sample, cut. Writes into a scratch folder; the output is not touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipelines.config import JobConfig
+from pipelines.errors import UsageError
+from transforms.elements import Input, JobSpec, ShardTask, display_name
+from transforms.formats import FORMATS, guess_format, load_format
+from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs
+from transforms.plan import (
+    COMPRESSED_SUFFIXES,
+    Estimate,
+    Layout,
+    ShardsRequest,
+    choose_layout,
+    cut_shards,
+    read_cost_us,
+)
+from transforms.plan_file import read_tasks, write_plan
+from transforms.report import spec_to_header, versions
+from transforms.sample import SAMPLED_INPUTS, Sample, choose_compression, take_sample
+from transforms.sources import open_input
+from transforms.steps.load import source_digest
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedJob:
+    """A plan in a scratch folder.
+
+    Attributes:
+        spec: The job.
+        header: Header of the plan.
+        inputs_path: Where inputs.jsonl was written.
+        plan_path: Where plan.jsonl was written.
+        estimated_bytes: Estimated decompressed bytes.
+        estimated_records: Estimated records.
+        sampled: Payloads that were looked at.
+    """
+
+    spec: JobSpec
+    header: dict[str, Any]
+    inputs_path: str
+    plan_path: str
+    estimated_bytes: int
+    estimated_records: int
+    sampled: list[bytes]
+
+
+def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
+    """Lists the inputs and plans the shards.
+
+    Args:
+        config: The checked config.
+        limit: Convert only so many records; 0 for all.
+        scratch: Folder for the plan's files.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: An input pattern is wrong, or the format cannot be told.
+    """
+    inputs_path = os.path.join(scratch, "inputs.jsonl")
+    plan_path = os.path.join(scratch, "plan.jsonl")
+    try:
+        listing = list_inputs(config.source.patterns, inputs_path, config.write.output)
+    except InputPatternError as error:
+        raise UsageError(str(error)) from error
+    if not listing.num_inputs:
+        raise UsageError(f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found")
+    chosen = _choose_inputs(inputs_path, listing.num_inputs)
+    spec = _base_spec(config, _choose_format(config, chosen), limit)
+    sample = take_sample(chosen, spec)
+    estimate = sample.estimate()
+    total = listing.total_bytes + int(listing.compressed_bytes * (estimate.inflation - 1))
+    layout = choose_layout(ShardsRequest.parse(config.write.shards), total, estimate.record_bytes)
+    fingerprint = _fingerprint(config, listing, spec, limit)
+    spec = dataclasses.replace(
+        spec,
+        plan_id=_digest(fingerprint),
+        writer_options=f"group_size:{config.write.group_size},{_choose_compression(config, sample)}",
+        part_max_records=layout.part_max_records,
+        part_max_bytes=layout.part_max_bytes,
+        roll_factor=layout.roll_factor,
+    )
+    header: dict[str, Any] = {}
+
+    def make_header(num_shards: int) -> dict[str, Any]:
+        nonlocal spec
+        spec = dataclasses.replace(spec, num_shards=num_shards)
+        header.update(_header(spec, listing, fingerprint, _notes(config, layout, spec, sample, total)))
+        return header
+
+    with open(inputs_path, "rb") as lines:
+        write_plan(plan_path, make_header, _cut(spec, read_inputs(lines), total, layout, estimate))
+    return PlannedJob(spec, header, inputs_path, plan_path, total, int(total / estimate.record_bytes), sample.payloads)
+
+
+def _choose_compression(config: JobConfig, sample: Sample) -> str:
+    return choose_compression(sample) if config.write.compression == "auto" else config.write.compression
+
+
+def _base_spec(config: JobConfig, format_name: str, limit: int) -> JobSpec:
+    return JobSpec(
+        root=config.write.output,
+        plan_id="",
+        num_shards=0,
+        format=format_name,
+        compression=config.source.compression,
+        max_record_bytes=config.source.max_record_bytes,
+        steps=tuple(config.steps),
+        import_paths=(os.getcwd(),),
+        name=config.write.name,
+        split=config.write.split,
+        template=config.write.template,
+        max_payload_bytes=config.dead_letters.max_payload_bytes,
+        dead_letter_path=config.dead_letters.path,
+        max_fraction=config.dead_letters.max_fraction,
+        max_count=config.dead_letters.max_count,
+        limit=limit,
+    )
+
+
+def _choose_inputs(inputs_path: str, num_inputs: int) -> list[Input]:
+    """Returns some readable inputs, evenly spaced."""
+    stride = max(1, num_inputs // SAMPLED_INPUTS)
+    chosen: list[Input] = []
+    with open(inputs_path, "rb") as lines:
+        for _, source in read_inputs(lines):
+            if source.index >= stride * len(chosen) and source.size and source.error is None:
+                chosen.append(source)
+                if len(chosen) == SAMPLED_INPUTS:
+                    break
+    return chosen
+
+
+def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
+    if config.source.format != "auto":
+        return config.source.format
+    for source in chosen:
+        try:
+            file = open_input(source)
+        except OSError:
+            continue
+        try:
+            guess = guess_format(source.name, file.read_at(0, 64))
+        finally:
+            file.close()
+        if guess is not None:
+            return guess
+    names = ", ".join(display_name(source.name) for source in chosen[:3])
+    raise UsageError(f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}")
+
+
+def _cut(
+    spec: JobSpec, inputs: Iterable[tuple[int, Input]], total: int, layout: Layout, estimate: Estimate
+) -> Iterator[ShardTask]:
+    splittable = load_format(spec.format).SPLITTABLE and spec.compression in ("auto", "none")
+
+    def splits(source: Input) -> bool:
+        return splittable and not source.name.lower().endswith(COMPRESSED_SUFFIXES)
+
+    # A trial run reads the first records only, in one shard, so that "the first" has one meaning.
+    num_shards = 1 if spec.limit else layout.num_shards
+    return cut_shards(inputs, total, num_shards, estimate.weigh, splits)
+
+
+def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int) -> dict[str, Any]:
+    """Returns what decides the bytes of the output; budgets, workers, Beam and log options are not in it."""
+    write = config.write.model_dump(exclude={"output"})
+    source = {**config.source.model_dump(exclude={"patterns"}), "format": spec.format}
+    found = versions()
+    return {
+        "inputs": listing.digest,
+        "source": source,
+        "steps": config.steps,
+        "code of steps": source_digest(config.steps),
+        "write": write,
+        "dead letters": [config.dead_letters.path, config.dead_letters.max_payload_bytes],
+        "limit": limit,
+        "library versions": {name: found[name] for name in ("gristmill", "array-record")},
+    }
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _header(spec: JobSpec, listing: Listing, fingerprint: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    return {
+        "plan_id": spec.plan_id,
+        "num_shards": spec.num_shards,
+        "num_inputs": listing.num_inputs,
+        "total_bytes": listing.total_bytes,
+        "num_skipped": listing.num_skipped,
+        "num_duplicates": listing.num_duplicates,
+        "notes": notes,
+        "fingerprint": json.loads(json.dumps(fingerprint, default=str)),
+        "spec": spec_to_header(spec),
+    }
+
+
+def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, total: int) -> list[str]:
+    """Returns what a person should know of the choices that were made."""
+    record_bytes = sample.estimate().record_bytes
+    per_shard = total / record_bytes / max(1, spec.num_shards)
+    cost = read_cost_us(per_shard)
+    notes = [f"about {per_shard:,.0f} records a shard: one random read will take about {cost:,.0f} us"]
+    if config.write.compression == "auto":
+        saving = max(0.0, sample.saving())
+        chosen = spec.writer_options.split(",", 1)[1]
+        notes.append(f"compression {chosen}: zstd:3 saves {saving:.0%} on {len(sample.payloads)} sampled payloads")
+    if config.write.group_size > 1:
+        notes.append(f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record")
+    if layout.num_shards and spec.num_shards != layout.num_shards and config.write.shards.isdigit() and not spec.limit:
+        notes.append(
+            f"{layout.num_shards} shards were asked for, {spec.num_shards} planned: the input cannot be split everywhere; "
+            f"compressed files start a new shard each {layout.part_max_bytes:,} bytes"
+        )
+    return notes
+
+
+def planned_shards(plan_path: str) -> list[int]:
+    """Returns the planned bytes of every shard."""
+    with open(plan_path, "rb") as plan:
+        return [task.planned_bytes for _, task in read_tasks(plan)]

@@ -1,0 +1,68 @@
+"""`gristmill report`: what became of every record, rebuilt from the ledgers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipelines.errors import DONE, UsageError
+from transforms.finish import write_report
+from transforms.report import build_report, load_spec, read_report
+from transforms.store import Store, open_store
+
+
+def run(output: str, *, as_json: bool) -> int:
+    """Rebuilds, writes and prints the report of an output directory.
+
+    Raises:
+        UsageError: There is no job in the directory.
+    """
+    store, report = load_report(output)
+    write_report(store, report)
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(store, report)
+    return DONE
+
+
+def load_report(output: str) -> tuple[Store, dict[str, Any]]:
+    """Returns the directory's store and its report, rebuilt from the ledgers.
+
+    Raises:
+        UsageError: There is no job in the directory.
+    """
+    try:
+        store = open_store(output)
+        spec, header = load_spec(store)
+    except FileNotFoundError as error:
+        raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    report = build_report(store, spec, header)
+    before = read_report(store)
+    if before is not None and before["plan_id"] == report["plan_id"]:
+        report["seconds"] = before["seconds"]
+    return store, report
+
+
+def print_report(store: Store, report: dict[str, Any]) -> None:
+    """Prints the report in a screen's length."""
+    print(f"\n{report['status']}: {store.root}" + (f"\n  {report['message']}" if report["message"] else ""))
+    _line("records", report, ("read", "added", "written", "dropped", "dead"))
+    _line("files", report, ("seen", "read", "empty", "dead", "skipped", "duplicate"))
+    _line("bytes", report, ("read", "written", "dead"))
+    for kind in ("dead", "dropped"):
+        reasons = report[f"{kind}_by_reason"]
+        if reasons:
+            most = sorted(reasons.items(), key=lambda item: -item[1])[:10]
+            print(f"  {kind:8} " + ", ".join(f"{reason} {count:,}" for reason, count in most))
+    if report["shards"]:
+        first, last = report["shards"][0]["name"], report["shards"][-1]["name"]
+        print(f"  shards   {len(report['shards'])}: {first}" + (f" to {last}" if last != first else ""))
+    if report["seconds"]:
+        print(f"  seconds  {report['seconds']:,}")
+
+
+def _line(kind: str, report: dict[str, Any], names: tuple[str, ...]) -> None:
+    print(f"  {kind:8} " + ", ".join(f"{report[f'{kind}_{name}']:,} {name}" for name in names))

@@ -1,0 +1,187 @@
+"""`gristmill verify`: reads every output record and the ledgers back and recounts everything."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader
+
+from pipelines.errors import DONE, UNBALANCED
+from pipelines.report import load_report
+from transforms.books import COUNTS, is_balanced
+from transforms.elements import JobSpec
+from transforms.ledger import Ledger, StoredFile
+from transforms.names import dead_letter_names, shard_file_pattern
+from transforms.report import MANIFEST_NAME, committed_shards, load_spec, read_report
+from transforms.shard_writer import file_crc32c
+from transforms.store import Store
+
+_PIECE_BYTES = 4 << 20
+_SHOWN = 50
+
+
+def run(output: str) -> int:
+    """Verifies an output directory and prints every difference.
+
+    Returns:
+        0, or 4 when something differs.
+
+    Raises:
+        UsageError: There is no job in the directory.
+    """
+    store, rebuilt = load_report(output)
+    differences = list(find_differences(store, rebuilt))
+    for difference in differences[:_SHOWN]:
+        print(difference)
+    if len(differences) > _SHOWN:
+        print(f"and {len(differences) - _SHOWN} more")
+    records = f"{rebuilt['records_written']:,} records in {len(rebuilt['shards'])} shards"
+    if differences:
+        print(f"{store.root}: {len(differences)} differences; {records}")
+        return UNBALANCED
+    print(f"{store.root}: verified, {records}, {rebuilt['records_dead']:,} dead letters")
+    return DONE
+
+
+def find_differences(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
+    """Yields every difference between ledgers, manifest, report and the files themselves.
+
+    Args:
+        store: The output directory.
+        rebuilt: The report as the ledgers tell it.
+    """
+    spec, header = load_spec(store)
+    if rebuilt["status"] == "incomplete":
+        yield f"{rebuilt['message']}; run convert again"
+        return
+    if not is_balanced(rebuilt):
+        yield f"the books do not balance: {({name: rebuilt[name] for name in COUNTS})}"
+    yield from _compare_report(store, rebuilt)
+    yield from _compare_manifest(store, spec, rebuilt)
+    yield from _check_ledgers(store, spec)
+    yield from _check_shards(store, rebuilt)
+
+
+def _compare_report(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
+    report = read_report(store)
+    if report is None:
+        yield "there is no report.json"
+        return
+    for name in (*COUNTS, "bytes_read", "bytes_written", "bytes_dead", "files_seen", "files_read", "files_empty", "files_dead"):
+        if report.get(name) != rebuilt[name]:
+            yield f"report.json says {name} {report.get(name)}, the ledgers say {rebuilt[name]}"
+
+
+def _compare_manifest(store: Store, spec: JobSpec, rebuilt: dict[str, Any]) -> Iterator[str]:
+    found = store.get(MANIFEST_NAME)
+    if found is None:
+        if rebuilt["status"] == "done":
+            yield "there is no manifest.json; run convert again"
+        return
+    manifest = json.loads(found[0])
+    if manifest["shards"] != rebuilt["shards"]:
+        yield "manifest.json and the ledgers name different shards"
+    if manifest["num_records"] != rebuilt["records_written"]:
+        yield f"manifest.json says {manifest['num_records']} records, the ledgers say {rebuilt['records_written']}"
+    named = {shard["name"] for shard in manifest["shards"]}
+    pattern = shard_file_pattern(spec)
+    for name, _ in store.list(spec.template.split("{", 1)[0]):
+        if pattern.fullmatch(name) and name not in named:
+            yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too"
+
+
+def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
+    for info, ledger in committed_shards(store, spec):
+        books = ledger.books()
+        shard = info.task.shard
+        if not is_balanced(books):
+            yield f"the books of shard {shard} do not balance: {({name: books[name] for name in COUNTS})}"
+        for row in ledger.rows:
+            if row.read + row.added != row.written + row.dropped + row.dead:
+                yield f"the books of input {row.index} in shard {shard} do not balance"
+        written = sum(part.records for part in ledger.parts)
+        if written != books["records_written"]:
+            yield f"shard {shard} has {written} records in its files, {books['records_written']} in its books"
+        yield from _check_dead_letters(store, spec, ledger)
+
+
+def _check_dead_letters(store: Store, spec: JobSpec, ledger: Ledger) -> Iterator[str]:
+    lines_name, payloads_name = dead_letter_names(spec, ledger.shard)
+    dead = sum(row.dead * row.count for row in ledger.rows)
+    if ledger.dead_lines is None:
+        if dead:
+            yield f"shard {ledger.shard} has {dead} dead letters but no file of them"
+        return
+    found = store.get(lines_name)
+    lines = [] if found is None else found[0].splitlines()
+    if len(lines) != dead:
+        yield f"{lines_name} has {len(lines)} lines, the books have {dead} dead letters"
+    indices = [json.loads(line)["payload_index"] for line in lines]
+    payloads = [index for index in indices if index is not None]
+    expected = ledger.dead_payloads.records if ledger.dead_payloads is not None else 0
+    if payloads != list(range(expected)):
+        yield f"{lines_name} names {len(payloads)} payloads, the ledger {expected}"
+    yield from _check_file(store, lines_name, ledger.dead_lines)
+    if ledger.dead_payloads is not None:
+        yield from _check_file(store, payloads_name, ledger.dead_payloads)
+        if store.size(payloads_name) is not None:
+            with store.local_copy(payloads_name) as path:
+                yield from check_records(payloads_name, path, expected, ledger.dead_payloads.crc32c)
+
+
+def _check_file(store: Store, name: str, expected: StoredFile) -> Iterator[str]:
+    size = store.size(name)
+    if size != expected.size:
+        yield f"{name} is missing" if size is None else f"{name} has {size} bytes, the ledger says {expected.size}"
+
+
+def _check_shards(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
+    """Reads every record of every shard, in as many processes as there are cores."""
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        waiting = []
+        for shard in rebuilt["shards"]:
+            if store.size(shard["name"]) is None:
+                yield f"{shard['name']} is missing"
+                continue
+            waiting.append(pool.submit(_check_shard, store, shard))
+        for result in waiting:
+            yield from result.result()
+
+
+def _check_shard(store: Store, shard: dict[str, Any]) -> list[str]:
+    with store.local_copy(shard["name"]) as path:
+        return list(check_records(shard["name"], path, shard["records"], shard["crc32c"]))
+
+
+def check_records(name: str, path: str, records: int, crc32c: str) -> Iterator[str]:
+    """Reads every record of an ArrayRecord file and yields what differs.
+
+    Args:
+        name: What to call the file.
+        path: Where it can be read.
+        records: Records it must have.
+        crc32c: Checksum it must have.
+    """
+    if file_crc32c(path) != crc32c:
+        yield f"{name} is not the file that was written: its crc32c differs from the ledger's"
+    reader = ArrayRecordReader(os.fsencode(path))
+    try:
+        if not reader.ok():
+            yield f"{name} cannot be opened as ArrayRecord"
+            return
+        count = reader.num_records()
+        if count != records:
+            yield f"{name} has {count} records, the ledger says {records}"
+        step = max(1, _PIECE_BYTES // max(1, os.path.getsize(path) // max(1, count)) // 8)
+        for first in range(0, count, step):
+            reader.read(first, min(count, first + step))
+    except Exception as error:
+        yield f"{name} cannot be read to its end: {str(error)[:300]}"
+    finally:
+        with contextlib.suppress(Exception):
+            reader.close()

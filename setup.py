@@ -1,0 +1,62 @@
+"""Packaging. Dataflow builds a source distribution from this file for its workers (`--setup_file`)."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+TENSORFLOW = ["tensorflow>=2.17"]
+DEV = [
+    *TENSORFLOW,
+    "build",
+    "grain>=0.2.3",
+    "hypothesis",
+    "interrogate",
+    "mypy",
+    "psutil",
+    "pytest",
+    "pytest-xdist",
+    "ruff",
+    "scikit-learn",
+    "setuptools>=68",
+    "types-PyYAML",
+    "types-protobuf",
+    "types-tqdm",
+    "wheel",
+]
+
+setup(
+    name="gristmill",
+    version="0.1.0",
+    description="Converts and cleans training corpora into sharded ArrayRecord for Grain, MaxText and TFDS",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["pipelines", "pipelines.*", "transforms", "transforms.*"]),
+    install_requires=[
+        "apache-beam[gcp]>=2.68",
+        "array-record>=0.8.1",
+        "google-cloud-storage>=2.18",
+        "google-crc32c>=1.5",
+        "jinja2>=3.1",
+        "numpy>=1.26",
+        "protobuf>=4.25",
+        "pydantic>=2.7",
+        "PyYAML>=6",
+        "tqdm>=4.66",
+        "zstandard>=0.22",
+    ],
+    extras_require={
+        "tensorflow": TENSORFLOW,
+        # array-record-beam-sdk pins array-record 0.5.0, which has no wheel past Python 3.11.
+        "sdk": ["array-record-beam-sdk==0.1.0; python_version < '3.12'"],
+        "dev": DEV,
+    },
+    entry_points={"console_scripts": ["gristmill = pipelines.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
+)

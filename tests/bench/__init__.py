@@ -1,0 +1,1 @@
+"""Benchmarks of the converter against a bare loop and the ArrayRecord Beam SDK."""

@@ -1,0 +1,85 @@
+"""Dead letters on disk: one JSON line each, and their payloads beside them in an ArrayRecord.
+
+A line is small and valid UTF-8 whatever the failure was: an exception that cannot be printed, 50 MB of text, half a
+surrogate pair. It never holds the record itself.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+from transforms.elements import DeadLetter, name_fields
+
+MAX_ERROR_CHARS = 2_000
+MAX_TRACEBACK_CHARS = 8_000
+
+
+class BadRecordError(ValueError):
+    """Raise this in a step to dead-letter a record with a reason code of your own.
+
+    Args:
+        reason: Short snake_case code, counted in the report.
+        message: What is wrong with the record.
+    """
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message or reason)
+        self.reason = reason
+
+
+def safe_text(text: str, max_chars: int) -> str:
+    """Returns text that is valid UTF-8 and at most `max_chars` long."""
+    clipped = text[:max_chars]
+    return clipped.encode("utf-8", "backslashreplace").decode("utf-8")[:max_chars]
+
+
+def describe_exception(error: BaseException) -> tuple[str, str, str]:
+    """Returns (class name, message, frames) of any exception, also of one whose `__str__` raises."""
+    try:
+        message = str(error)
+    except BaseException:
+        message = "(the exception's text cannot be printed)"
+    try:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+    except BaseException:
+        frames = ""
+    return type(error).__qualname__, safe_text(message, MAX_ERROR_CHARS), safe_text(frames[-MAX_TRACEBACK_CHARS:], MAX_TRACEBACK_CHARS)
+
+
+def from_exception(error: BaseException, source: str, position: int, payload: bytes, step: str) -> DeadLetter:
+    """Returns the dead letter of a source record that a step failed on."""
+    error_type, message, frames = describe_exception(error)
+    reason = error.reason if isinstance(error, BadRecordError) else "exception"
+    letter = DeadLetter(source, position, len(payload), step, reason, error_type, message, frames, payload)
+    return letter
+
+
+def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: int) -> bytes:
+    """Returns the line of a dead letter.
+
+    Args:
+        letter: The dead letter.
+        payload_index: Number of its payload in the payload file, None when it has none.
+        max_payload_bytes: Where payloads are cut.
+
+    Returns:
+        UTF-8 JSON with a line end. A line stands for one record read and one record dead.
+    """
+    num_bytes = None if letter.payload is None else len(letter.payload)
+    fields = {
+        **name_fields("source", letter.source),
+        "position": letter.position,
+        **letter.extra,
+        "length": letter.length,
+        "step": letter.step,
+        "reason": letter.reason,
+        "error_type": letter.error_type,
+        "error": safe_text(letter.error, MAX_ERROR_CHARS),
+        "traceback": letter.traceback,
+        "attempts": 1,
+        "payload_index": payload_index,
+        "payload_bytes": num_bytes,
+        "payload_truncated": num_bytes is not None and num_bytes > max_payload_bytes,
+    }
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,100 @@
+"""The last acts of a job: manifest, report, and the end of what is no longer needed. No Beam here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from transforms.books import Verdict
+from transforms.elements import JobSpec
+from transforms.ledger import ATTEMPTS, PUBLISHED
+from transforms.names import dead_letter_names, shard_file_pattern
+from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
+from transforms.store import Store
+
+REPORT_HTML_NAME = "_gristmill/report.html"
+REPLACED_NAME = "_gristmill/replaced.json"
+"""Names of an older set that `--overwrite` replaces: they go once the new set is whole."""
+_MANIFEST_VERSION = 1
+
+
+def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
+    """Writes manifest and report and tidies up; may be repeated.
+
+    Args:
+        store: The output directory.
+        spec: The job.
+        verdict: What the books said when the shards were published or not.
+
+    Returns:
+        The report.
+    """
+    _, header = load_spec(store)
+    report = build_report(store, spec, header)
+    report["status"], report["message"] = verdict.status, verdict.message
+    if verdict.status == "done":
+        _delete_others(store, spec, {shard["name"] for shard in report["shards"]})
+        store.put(MANIFEST_NAME, _dump(make_manifest(spec, report)))
+    else:
+        report["shards"] = []
+    write_report(store, report)
+    if verdict.status == "done":
+        delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
+        store.delete(REPLACED_NAME)
+    return report
+
+
+def make_manifest(spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the manifest: what a loader should open, in order. The same job gives the same bytes."""
+    return {
+        "gristmill_manifest": _MANIFEST_VERSION,
+        "plan_id": spec.plan_id,
+        "name": spec.name,
+        "split": spec.split,
+        "num_records": report["records_written"],
+        "num_bytes": report["bytes_written"],
+        "shards": report["shards"],
+    }
+
+
+def write_report(store: Store, report: dict[str, Any]) -> None:
+    """Writes report.json, and report.html for people."""
+    from transforms.report_html import render_html  # The templates take time to load and nothing else needs them.
+
+    store.put(REPORT_HTML_NAME, render_html(report).encode())
+    store.put(REPORT_NAME, _dump(report))
+
+
+def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
+    """Deletes shard files that are not of this set, and what an older set left behind: shards of an older count
+    beside the new ones would double the data of everyone who opens them by pattern."""
+    pattern = shard_file_pattern(spec)
+    folder = spec.template.split("{", 1)[0]
+    old = [name for name, _ in store.list(folder) if pattern.fullmatch(name)]
+    old += read_replaced(store)
+    keep = shards | _dead_letter_files(store, spec)
+    delete_all(store, [name for name in old if name not in keep])
+
+
+def read_replaced(store: Store) -> list[str]:
+    """Returns the final names of the set that is being replaced."""
+    found = store.get(REPLACED_NAME)
+    return [] if found is None else list(json.loads(found[0]))
+
+
+def _dead_letter_files(store: Store, spec: JobSpec) -> set[str]:
+    names: set[str] = set()
+    for name, _ in store.list(PUBLISHED):
+        names.update(dead_letter_names(spec, int(name.removeprefix(PUBLISHED).removesuffix(".json"))))
+    return names
+
+
+def delete_all(store: Store, names: Iterable[str]) -> None:
+    """Deletes names that may be gone already."""
+    for name in names:
+        store.delete(name)
+
+
+def _dump(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,120 @@
+"""Bytes to frame: a plain file by position, or a compressed stream through a sliding window.
+
+Both answer `read(position, num_bytes)`, so that one reader serves both. A compressed stream is checked to its end:
+every gzip member's trailer, and that the stream does not stop early. What could be decompressed before a fault is
+always handed out first; the fault then stands in `problem`.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from transforms.sources import RandomAccessFile
+
+_COMPRESSED_PIECE_BYTES = 256 << 10
+_INFLATED_PIECE_BYTES = 1 << 20  # What one step may inflate to, so that a bomb is met a MiB at a time.
+_WINDOW_BITS = {"gzip": 31, "zlib": 15}
+GZIP_MAGIC = b"\x1f\x8b\x08"
+
+
+class PlainBytes:
+    """A plain file.
+
+    Attributes:
+        size: Bytes of the file.
+        problem: Always None.
+        consumed: Bytes of the file, all of them.
+    """
+
+    problem: tuple[str, str] | None = None
+
+    def __init__(self, file: RandomAccessFile) -> None:
+        self._file = file
+        self.size: int | None = file.size
+        self.consumed = file.size
+        self.read = file.read_at
+
+    def forget(self, position: int) -> None:
+        """Nothing is kept, so there is nothing to give up."""
+
+
+class InflatedBytes:
+    """The decompressed bytes of a gzip or zlib file, readable forwards.
+
+    Attributes:
+        size: Decompressed bytes, None until the end was reached.
+        problem: None, or (reason, text) once the stream turned out to be damaged or cut.
+        consumed: Compressed bytes used so far.
+    """
+
+    def __init__(self, file: RandomAccessFile, compression: str) -> None:
+        self._file = file
+        self._compression = compression
+        self._inflater = zlib.decompressobj(_WINDOW_BITS[compression])
+        self._fetched = 0
+        self._pending = b""
+        self._window = bytearray()
+        self._base = 0
+        self.size: int | None = None
+        self.problem: tuple[str, str] | None = None
+
+    @property
+    def consumed(self) -> int:
+        """Compressed bytes used so far."""
+        return self._fetched - len(self._pending)
+
+    def read(self, position: int, num_bytes: int) -> bytes:
+        """Returns `num_bytes` from `position`, fewer only at the end; `position` must not be forgotten."""
+        while self.size is None and self._base + len(self._window) < position + num_bytes:
+            self._inflate()
+        first = position - self._base
+        return bytes(self._window[first : first + num_bytes])
+
+    def forget(self, position: int) -> None:
+        """Gives up everything before `position`."""
+        drop = min(position - self._base, len(self._window))
+        if drop > 0:
+            del self._window[:drop]
+            self._base += drop
+
+    def _inflate(self) -> None:
+        if not self._pending:
+            self._pending = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
+            self._fetched += len(self._pending)
+            if not self._pending:
+                at = f"the {self._compression} stream stops at byte {self._fetched} of the file without its end"
+                self._end(("truncated_stream", at))
+                return
+        try:
+            self._window += self._inflater.decompress(self._pending, _INFLATED_PIECE_BYTES)
+        except zlib.error as error:
+            where = f"between bytes {self.consumed} and {self._fetched} of the file"
+            self._end(("damaged_stream", f"{self._compression} data is damaged {where}: {error}"))
+            return
+        self._pending = self._inflater.unconsumed_tail
+        if self._inflater.eof:
+            self._next_member(self._inflater.unused_data)
+
+    def _next_member(self, rest: bytes) -> None:
+        """Goes on with the next gzip member; zeros after the last one are padding, anything else is a fault."""
+        self._pending = rest.lstrip(b"\0")
+        while not self._pending:
+            more = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
+            if not more:
+                self._end(None)
+                return
+            self._fetched += len(more)
+            self._pending = more.lstrip(b"\0")
+        if len(self._pending) < len(GZIP_MAGIC):
+            more = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
+            self._fetched += len(more)
+            self._pending += more
+        if self._compression == "gzip" and self._pending.startswith(GZIP_MAGIC[:2]):
+            self._inflater = zlib.decompressobj(_WINDOW_BITS["gzip"])
+            return
+        at = f"bytes that are no {self._compression} data follow the end of the stream, at {self.consumed}"
+        self._end(("trailing_garbage", at))
+
+    def _end(self, problem: tuple[str, str] | None) -> None:
+        self.problem = problem
+        self.size = self._base + len(self._window)

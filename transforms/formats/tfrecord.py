@@ -1,0 +1,297 @@
+"""TFRecord: framing, damage and splitting.
+
+A record is a header (uint64 length, masked CRC-32C of it), the payload, and the payload's masked CRC-32C.
+
+A position is a *boundary* if its length checksum holds, the record fits the file, and its payload checksum holds or
+the next position is a valid header or the end. Finding the start of a range and resynchronising inside damage
+use this one function, so neighbouring ranges agree on where records begin. A record belongs to the range in which
+its first byte lies, and a reader does not stop until it stands on a boundary at or after its end: the damage
+before that boundary is its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import google_crc32c
+
+from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
+from transforms.formats.sniff import what_is_it
+from transforms.formats.streams import GZIP_MAGIC, InflatedBytes, PlainBytes
+from transforms.formats.tfrecord_scan import HEADER_BYTES, find_headers, is_header, masked_crc
+from transforms.sources import RandomAccessFile
+
+SPLITTABLE = True
+FRAMING_BYTES = 16
+_SEARCH_BYTES = 1 << 20
+_KNOWN_LENGTHS = 4096  # Distinct record lengths whose header checksum is remembered.
+_HEADER = struct.Struct("<QI").unpack_from
+_CHECKSUM = struct.Struct("<I").unpack_from
+
+_Data = PlainBytes | InflatedBytes
+
+
+def detect_compression(head: bytes) -> str:
+    """Returns "none", "gzip" or "zlib" for the first bytes of a file; the name says nothing.
+
+    A valid record header wins: a plain file may begin with any length.
+    """
+    if is_header(head[:HEADER_BYTES]):
+        return "none"
+    if head.startswith(GZIP_MAGIC):
+        return "gzip"
+    if len(head) >= 2 and head[0] & 0x8F == 0x08 and int.from_bytes(head[:2], "big") % 31 == 0:
+        return "zlib"
+    return "none"
+
+
+def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
+    """Yields the records that begin in bytes [start, end) of a file, and the damage up to the boundary after it.
+
+    Args:
+        file: The open input.
+        source: Its listing, for names.
+        start: First byte of the range. The range that holds byte 0 reads a compressed file whole, the others nothing.
+        end: Byte after the range.
+        spec: The job, for `compression` and `max_record_bytes`.
+
+    Yields:
+        Chunks in order; the last one carries the span covered. Damage comes as dead letters, never as an exception.
+
+    Raises:
+        OSError: The file could not be read on.
+    """
+    compression = spec.compression
+    if compression == "auto":
+        compression = detect_compression(file.read_at(0, HEADER_BYTES))
+    if compression == "none":
+        yield from _FrameReader(PlainBytes(file), source, spec).read(start, end)
+    elif start == 0:
+        for chunk in _FrameReader(InflatedBytes(file, compression), source, spec).read(0, None):
+            chunk.rolls = True
+            if chunk.span is not None:
+                chunk.span = Span(start, end, 0, file.size)
+            yield chunk
+    else:
+        yield Chunk(span=Span(start, end, None, None))
+
+
+def measure_inflation(file: RandomAccessFile) -> tuple[int, int]:
+    """Returns (decompressed, compressed) bytes of the first MiB that a file inflates to; (0, 0) for a plain file."""
+    compression = detect_compression(file.read_at(0, HEADER_BYTES))
+    if compression == "none":
+        return 0, 0
+    data = InflatedBytes(file, compression)
+    return len(data.read(0, BATCH_MAX_BYTES)), data.consumed
+
+
+class _FrameReader:
+    """Reads the frames of one range."""
+
+    def __init__(self, data: _Data, source: Input, spec: JobSpec) -> None:
+        self._data = data
+        self._source = source
+        self._max_record_bytes = spec.max_record_bytes
+        self._length_crcs: dict[int, int] = {}
+
+    def read(self, start: int, end: int | None) -> Iterator[Chunk]:
+        """Yields the chunks of [start, end), to the end of the stream when `end` is None."""
+        first: int | None = start
+        if start > 0:
+            first = self._next_boundary(start, end)
+        if first is None:
+            yield Chunk(span=Span(start, end or 0, None, None))
+            return
+        position = first
+        want = BATCH_MAX_BYTES
+        while end is None or position < end:
+            buffer = self._data.read(position, want)
+            if not buffer:
+                break
+            chunk = self._good_records(buffer, position, end)
+            if not chunk.records:
+                needed = self._bytes_needed(buffer, position)
+                if needed > len(buffer):
+                    want = needed
+                    continue
+                chunk = self._damage(buffer, position, is_start=position == 0)
+            want = BATCH_MAX_BYTES
+            position += chunk.num_bytes
+            self._data.forget(position)
+            yield chunk
+        if end is not None and not self._ends_well(position):
+            chunk = self._region(position, "length_checksum")
+            position += chunk.num_bytes
+            yield chunk
+        elif end is None and self._data.problem is not None and not self._told_of_problem:
+            yield self._region(position, "length_checksum", whole_file=position == 0)
+        yield Chunk(span=Span(start, position if end is None else end, first, position))
+
+    _told_of_problem = False
+
+    def _good_records(self, buffer: bytes, base: int, end: int | None) -> Chunk:
+        """Returns the whole good records at the front of `buffer` that begin before `end`: the hot loop."""
+        records: list[bytes] = []
+        positions: list[int] = []
+        length_crcs, checksum_of = self._length_crcs, google_crc32c.value
+        size = len(buffer)
+        stop = size - FRAMING_BYTES if end is None else min(size - FRAMING_BYTES, end - 1 - base)
+        at = 0
+        while at <= stop:
+            length, length_crc = _HEADER(buffer, at)
+            if length_crcs.get(length) != length_crc and not self._check_length(buffer, at, length, length_crc):
+                break
+            first = at + HEADER_BYTES
+            last = first + length
+            if last + 4 > size:
+                break
+            payload = buffer[first:last]
+            crc = checksum_of(payload)
+            if (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF != _CHECKSUM(buffer, last)[0]:
+                break
+            records.append(payload)
+            positions.append(base + at)
+            at = last + 4
+            if len(records) == BATCH_MAX_RECORDS:
+                break
+        return Chunk(records, positions, num_bytes=at)
+
+    def _check_length(self, buffer: bytes, at: int, length: int, length_crc: int) -> bool:
+        """Checks a header that was not seen before; most corpora have few distinct lengths, so this is rare."""
+        if length > self._max_record_bytes or masked_crc(buffer[at : at + 8]) != length_crc:
+            return False
+        if len(self._length_crcs) >= _KNOWN_LENGTHS:
+            self._length_crcs.clear()
+        self._length_crcs[length] = length_crc
+        return True
+
+    def _bytes_needed(self, buffer: bytes, position: int) -> int:
+        """How many bytes the record at the front of `buffer` needs, 0 if more would not help."""
+        if not is_header(buffer[:HEADER_BYTES]):
+            return 0
+        length = _HEADER(buffer)[0]
+        if length > self._max_record_bytes or not self._fits(position, length):
+            return 0
+        return int(length) + FRAMING_BYTES
+
+    def _fits(self, position: int, length: int) -> bool:
+        size = self._data.size
+        return size is None or position + FRAMING_BYTES + length <= size
+
+    def _damage(self, buffer: bytes, position: int, *, is_start: bool) -> Chunk:
+        """Returns the chunk with the dead letter of what stands at `position`, which is no good record."""
+        if not is_header(buffer[:HEADER_BYTES]):
+            short = len(buffer) < HEADER_BYTES
+            return self._region(position, "truncated" if short else "length_checksum", whole_file=is_start)
+        length = _HEADER(buffer)[0]
+        if not self._fits(position, length):
+            return self._region(position, "truncated", whole_file=is_start)
+        if length > self._max_record_bytes:
+            return self._oversize(position, length, whole_file=is_start)
+        after = position + FRAMING_BYTES + length
+        if self._is_end_or_header(after):
+            letter = self._letter(position, FRAMING_BYTES + length, "data_checksum")
+            letter.error = f"the checksum of the record's {length} bytes of data does not hold"
+            letter.payload = buffer[HEADER_BYTES : HEADER_BYTES + length]
+            return Chunk(dead=[letter], num_bytes=letter.length)
+        return self._region(position, "data_checksum", whole_file=is_start)
+
+    def _oversize(self, position: int, length: int, *, whole_file: bool) -> Chunk:
+        if self._data.size is None:  # A stream: pass over the record without keeping it.
+            self._skim(position, FRAMING_BYTES + length)
+        if not self._fits(position, length):
+            return self._region(position, "truncated", whole_file=whole_file)
+        if not self._is_end_or_header(position + FRAMING_BYTES + length):
+            return self._region(position, "data_checksum", whole_file=whole_file)
+        letter = self._letter(position, FRAMING_BYTES + length, "record_too_large")
+        letter.error = f"the record has {length} bytes; source.max_record_bytes allows {self._max_record_bytes}"
+        return Chunk(dead=[letter], num_bytes=letter.length)
+
+    def _skim(self, position: int, num_bytes: int) -> None:
+        end = position + num_bytes
+        while position < end and self._data.size is None:
+            step = min(_SEARCH_BYTES, end - position)
+            self._data.forget(position)
+            self._data.read(position, step)
+            position += step
+
+    def _region(self, position: int, reason: str, *, whole_file: bool = False) -> Chunk:
+        """Returns one dead letter for everything from `position` to the next boundary."""
+        found = self._next_boundary(position + 1, None)
+        end = found if found is not None else (self._data.size or 0)
+        letter = self._letter(position, max(0, end - position), reason)
+        letter.error = _REGION_ERRORS[reason].format(length=letter.length)
+        if found is None:
+            letter.whole_file = whole_file
+            self._explain_tail(letter, reason)
+        return Chunk(dead=[letter], num_bytes=letter.length)
+
+    def _explain_tail(self, letter: DeadLetter, reason: str) -> None:
+        """Finds better words for damage that reaches the end of the file."""
+        if self._data.problem is not None:
+            letter.reason, letter.error = self._data.problem
+            self._told_of_problem = True
+        elif letter.whole_file and reason == "length_checksum":
+            letter.reason = "not_tfrecord"
+            head = self._data.read(0, 4096) if isinstance(self._data, PlainBytes) else b""
+            letter.error = f"no valid record in the file; {what_is_it(head)}"
+
+    def _letter(self, position: int, length: int, reason: str) -> DeadLetter:
+        return DeadLetter(self._source.name, position, length, "read", reason)
+
+    def _ends_well(self, position: int) -> bool:
+        return position == self._data.size or self._is_boundary(position)
+
+    def _is_end_or_header(self, position: int) -> bool:
+        following = self._data.read(position, HEADER_BYTES)
+        if not following:
+            return self._data.problem is None
+        return is_header(following)
+
+    def _is_boundary(self, position: int) -> bool:
+        """The one rule for where a record begins, see the module's first lines."""
+        header = self._data.read(position, HEADER_BYTES)
+        if not is_header(header):
+            return False
+        length = _HEADER(header)[0]
+        if self._data.size is None:
+            if length > self._max_record_bytes:
+                return False  # A stream cannot look that far ahead in flat memory.
+            self._data.read(position, length + FRAMING_BYTES + HEADER_BYTES)
+        if not self._fits(position, length):
+            return False
+        return self._is_end_or_header(position + FRAMING_BYTES + length) or self._payload_holds(position, length)
+
+    def _payload_holds(self, position: int, length: int) -> bool:
+        crc = google_crc32c.Checksum()
+        first = position + HEADER_BYTES
+        for at in range(first, first + length, _SEARCH_BYTES):
+            crc.update(self._data.read(at, min(_SEARCH_BYTES, first + length - at)))
+        value = int.from_bytes(crc.digest(), "big")
+        masked = (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+        return masked == int.from_bytes(self._data.read(first + length, 4), "little")
+
+    def _next_boundary(self, position: int, limit: int | None) -> int | None:
+        """Returns the first boundary in [position, limit), None when there is none; `limit` None is the end."""
+        while limit is None or position < limit:
+            block = self._data.read(position, _SEARCH_BYTES + HEADER_BYTES - 1)
+            size = self._data.size
+            max_length = self._max_record_bytes if size is None else max(0, size - position - FRAMING_BYTES)
+            for offset in find_headers(block, max_length):
+                if limit is not None and position + offset >= limit:
+                    return None
+                if self._is_boundary(position + offset):
+                    return position + offset
+            if len(block) < _SEARCH_BYTES + HEADER_BYTES - 1:
+                return None
+            position += _SEARCH_BYTES
+            self._data.forget(position)
+        return None
+
+
+_REGION_ERRORS = {
+    "length_checksum": "the checksum of a record's length does not hold; {length} bytes up to the next record are lost",
+    "truncated": "the file ends inside a record; its last {length} bytes are lost",
+    "data_checksum": "the data's checksum does not hold and no record follows; {length} bytes up to the next are lost",
+}

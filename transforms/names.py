@@ -1,0 +1,71 @@
+"""File names of the output: shards in TFDS's naming form, dead letters by planned shard."""
+
+from __future__ import annotations
+
+import re
+import string
+
+from transforms.elements import JobSpec
+
+DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
+
+
+def check_template(template: str) -> None:
+    """Checks a file name template.
+
+    Args:
+        template: In the variables of TFDS, for example "data/{SPLIT}-{SHARD_X_OF_Y}.arrayrecord".
+
+    Raises:
+        ValueError: A variable is unknown, or shards would get the same name, or the name leaves the directory.
+    """
+    try:
+        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise ValueError(f"template {template!r} is malformed: {error}") from error
+    unknown = used.difference(_VARIABLES)
+    if unknown:
+        known = ", ".join("{" + name + "}" for name in _VARIABLES)
+        raise ValueError(f"template {template!r} has unknown {{{sorted(unknown)[0]}}}; known are {known}")
+    if not used & {"SHARD_X_OF_Y", "SHARD_INDEX"}:
+        raise ValueError(f"template {template!r} gives every shard the same name; add {{SHARD_X_OF_Y}}")
+    first = template.split("/", 1)[0]
+    if template.startswith("/") or ".." in template.split("/") or first[:1] in ("_", ".") or not template.strip():
+        raise ValueError(f"template {template!r} must name files below the output folder, not hidden or `_` ones")
+
+
+def shard_file_name(spec: JobSpec, number: int, total: int) -> str:
+    """Returns the final name of part `number` of `total`; numbers have five digits, more when they need them."""
+    width = max(5, len(str(total - 1)))
+    index, count = f"{number:0{width}d}", f"{total:0{width}d}"
+    return spec.template.format(
+        DATASET=spec.name,
+        SPLIT=spec.split,
+        FILEFORMAT="array_record",
+        SHARD_X_OF_Y=f"{index}-of-{count}",
+        SHARD_INDEX=index,
+        NUM_SHARDS=count,
+    )
+
+
+def shard_file_pattern(spec: JobSpec) -> re.Pattern[str]:
+    """Returns a pattern that every shard name of this name, split and template matches, whatever the count."""
+    fields = {
+        "DATASET": re.escape(spec.name),
+        "SPLIT": re.escape(spec.split),
+        "FILEFORMAT": "array_record",
+        "SHARD_X_OF_Y": r"\d{5,}-of-\d{5,}",
+        "SHARD_INDEX": r"\d{5,}",
+        "NUM_SHARDS": r"\d{5,}",
+    }
+    pattern = ""
+    for text, field, _, _ in string.Formatter().parse(spec.template):
+        pattern += re.escape(text) + (fields[field] if field else "")
+    return re.compile(pattern)
+
+
+def dead_letter_names(spec: JobSpec, shard: int) -> tuple[str, str]:
+    """Returns the final names of a planned shard's dead-letter lines and payloads."""
+    base = f"{spec.dead_letter_path}/{spec.name}-{spec.split}-{spec.shard_key(shard)}"
+    return f"{base}.jsonl", f"{base}.payloads"

@@ -1,0 +1,176 @@
+"""Publish and Finish: final names for what was committed, then the manifest, then the report.
+
+Everything here may be repeated: final names are given by copy (a hard link on a local disk), the attempts stay
+until the manifest stands, and the manifest is written last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import AsSingleton, PCollection
+
+from transforms.books import JobBooks, Verdict, add_up, judge
+from transforms.elements import JobSpec, ShardInfo, ShardTask
+from transforms.finish import finish_job
+from transforms.ledger import find_ledger, published_name
+from transforms.names import dead_letter_names, shard_file_name
+from transforms.report import MANIFEST_NAME
+from transforms.store import OutputError, Store, open_store
+
+NOT_PUBLISHED = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishTask:
+    """The order to give one shard's files their final names.
+
+    Attributes:
+        shard: Planned shard.
+        first: Number of its first part among all parts; NOT_PUBLISHED when only dead letters get their names.
+        total: Number of parts of the job.
+    """
+
+    shard: int
+    first: int
+    total: int
+
+
+class CollectShards(beam.CombineFn):
+    """Gathers the metadata of all shards, each once: the latest reading of a range counts."""
+
+    def create_accumulator(self) -> dict[int, ShardInfo]:
+        return {}
+
+    def add_input(self, accumulator: dict[int, ShardInfo], info: ShardInfo) -> dict[int, ShardInfo]:
+        before = accumulator.get(info.task.shard)
+        if before is None or before.task.round <= info.task.round:
+            accumulator[info.task.shard] = info
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[dict[int, ShardInfo]]) -> dict[int, ShardInfo]:
+        merged: dict[int, ShardInfo] = {}
+        for accumulator in accumulators:
+            for info in accumulator.values():
+                self.add_input(merged, info)
+        return merged
+
+    def extract_output(self, accumulator: dict[int, ShardInfo]) -> list[ShardInfo]:
+        return [accumulator[shard] for shard in sorted(accumulator)]
+
+
+def tasks_to_repeat(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]:
+    """Yields the ranges that do not begin where the range before them ended, to be read from there."""
+    for info, boundary in add_up(infos).apart:
+        yield dataclasses.replace(info.task, start_at=boundary, round=round_number)
+
+
+@dataclasses.dataclass
+class Publish(beam.PTransform):
+    """Publishes the job and writes its report.
+
+    Input: PCollection[list[ShardInfo]], the one list of all shards in plan order. Output: PCollection[dict], the
+    report. Shards get their final names only when all are committed, the books balance and the job is within its
+    budget of dead letters; dead letters and report are always written.
+
+    Attributes:
+        spec: The job.
+    """
+
+    spec: JobSpec
+
+    def expand(self, collected: PCollection[list[ShardInfo]]) -> PCollection[dict[str, Any]]:
+        published = (
+            collected
+            | "Number" >> beam.FlatMap(number_parts, self.spec)  # PublishTask
+            | "SpreadNames" >> beam.Reshuffle()
+            | "GiveNames" >> beam.ParDo(_GiveNamesFn(self.spec))  # 1 a shard
+            | "CountNames" >> beam.CombineGlobally(sum)
+        )
+        return collected | "Finish" >> beam.Map(_finish, self.spec, AsSingleton(published))
+
+
+def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
+    """Returns the books and what they allow.
+
+    Raises:
+        OutputError: A planned shard is missing.
+    """
+    if len(infos) != spec.num_shards:
+        raise OutputError(f"{len(infos)} of {spec.num_shards} planned shards arrived; run the same command again")
+    books = add_up(infos)
+    return books, judge(books, spec.max_fraction, spec.max_count)
+
+
+def number_parts(infos: list[ShardInfo], spec: JobSpec) -> Iterator[PublishTask]:
+    """Numbers the parts in plan order, empty ones left out, and yields the names to give."""
+    _, verdict = decide(infos, spec)
+    done = verdict.status == "done"
+    if done:
+        _withdraw_old_manifest(open_store(spec.root), spec)
+    total = sum(info.num_parts for info in infos)
+    first = 0
+    for info in infos:
+        if info.num_parts or info.books["records_dead"]:
+            yield PublishTask(info.task.shard, first if done else NOT_PUBLISHED, total)
+        first += info.num_parts
+
+
+def _withdraw_old_manifest(store: Store, spec: JobSpec) -> None:
+    """Takes away the manifest of the set that is being replaced, before the first of its files changes."""
+    found = store.get(MANIFEST_NAME)
+    if found is not None and json.loads(found[0]).get("plan_id") != spec.plan_id:
+        store.delete(MANIFEST_NAME)
+
+
+class _GiveNamesFn(beam.DoFn):
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+
+    def setup(self) -> None:
+        self._store = open_store(self._spec.root)
+
+    def process(self, task: PublishTask) -> Iterator[int]:
+        give_names(self._store, self._spec, task)
+        yield 1
+
+
+def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
+    """Gives the files of one shard their final names and notes them; may be repeated at any moment.
+
+    Raises:
+        OutputError: A committed file is gone.
+    """
+    found = find_ledger(store, spec, task.shard)
+    if found is None or found.ledger is None:
+        raise OutputError(f"committed files of shard {task.shard} are gone; run the same command again")
+    ledger = found.ledger
+    names: dict[str, str] = {}
+    if task.first != NOT_PUBLISHED:
+        for number, part in enumerate(ledger.parts, task.first):
+            names[part.name] = shard_file_name(spec, number, task.total)
+    lines_name, payloads_name = dead_letter_names(spec, task.shard)
+    if ledger.dead_lines is not None:
+        names[ledger.dead_lines.name] = lines_name
+    if ledger.dead_payloads is not None:
+        names[ledger.dead_payloads.name] = payloads_name
+    sizes = {file.name: file.size for file in ledger.files()}
+    for name, final in names.items():
+        try:
+            store.copy(name, final)
+        except FileNotFoundError as error:
+            if store.size(final) != sizes[name]:
+                raise OutputError(f"committed file {name} is gone; run the same command again") from error
+    store.put(published_name(spec, task.shard), json.dumps(names).encode())
+
+
+def _finish(infos: list[ShardInfo], spec: JobSpec, num_published: int) -> dict[str, Any]:
+    expected = sum(1 for _ in number_parts(infos, spec))
+    if num_published < expected:
+        raise OutputError(f"{num_published} of {expected} shards were published; run the same command again")
+    _, verdict = decide(infos, spec)
+    return finish_job(open_store(spec.root), spec, verdict)

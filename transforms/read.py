@@ -1,0 +1,89 @@
+"""ReadPlan and ReadRecords: from the plan to record batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import apache_beam as beam
+from apache_beam.pvalue import PBegin, PCollection
+
+from transforms.elements import JobSpec, RecordBatch, ShardTask
+from transforms.plan import spread
+from transforms.plan_file import PLAN_NAME, read_task, read_tasks
+from transforms.shard_reader import read_shard
+from transforms.store import open_store
+
+
+@dataclasses.dataclass
+class ReadPlan(beam.PTransform):
+    """Reads the plan and spreads its shards over the workers.
+
+    Output: PCollection[ShardTask], each planned shard once. Only (shard, offset in the plan) is shuffled.
+
+    Attributes:
+        root: Output directory.
+        num_workers: Workers of a runner that deals elements out in turn; 1 for runners that balance by themselves.
+    """
+
+    root: str
+    num_workers: int = 1
+
+    def expand(self, begin: PBegin) -> PCollection[ShardTask]:
+        return (
+            begin
+            | "PlanOf" >> beam.Create([self.root])
+            | "ListShards" >> beam.FlatMap(list_shards, self.num_workers)  # (shard, offset in the plan)
+            | "Spread" >> beam.Reshuffle()
+            | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.root))
+        )
+
+
+def list_shards(root: str, num_workers: int) -> Iterator[tuple[int, int]]:
+    """Yields (shard, offset of its plan line) in the order to hand out; (-1, 0) stands for nothing."""
+    with open_store(root).open(PLAN_NAME) as plan:
+        lines = [(offset, task.planned_bytes) for offset, task in read_tasks(plan)]
+    for shard in spread([planned_bytes for _, planned_bytes in lines], num_workers):
+        yield (shard, lines[shard][0] if shard >= 0 else 0)
+
+
+class _LoadTaskFn(beam.DoFn):
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def setup(self) -> None:
+        self._store = open_store(self._root)
+
+    def process(self, element: tuple[int, int]) -> Iterator[ShardTask]:
+        shard, offset = element
+        if shard >= 0:
+            with self._store.open(PLAN_NAME) as plan:
+                yield read_task(plan, offset)
+
+
+@dataclasses.dataclass
+class ReadRecords(beam.PTransform):
+    """Reads planned shards.
+
+    Input: PCollection[ShardTask]. Output: PCollection[RecordBatch]; the batches of a shard follow one another, the
+    last one marked. Damage arrives as dead letters in the batches.
+
+    Attributes:
+        spec: The job.
+    """
+
+    spec: JobSpec
+
+    def expand(self, tasks: PCollection[ShardTask]) -> PCollection[RecordBatch]:
+        return tasks | "Read" >> beam.ParDo(_ReadRecordsFn(self.spec))
+
+
+class _ReadRecordsFn(beam.DoFn):
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+
+    def setup(self) -> None:
+        self._store = open_store(self._spec.root)
+
+    def process(self, task: ShardTask) -> Iterator[RecordBatch]:
+        yield from read_shard(self._store, self._spec, task)

@@ -1,0 +1,191 @@
+"""Rebuilds the report from the ledgers: what became of every record, in numbers that add up."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, dead_fraction, judge
+from transforms.elements import JobSpec, ShardInfo, display_name
+from transforms.inputs import read_inputs
+from transforms.ledger import Ledger, find_ledger, read_published
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header, read_tasks
+from transforms.store import Store
+
+REPORT_NAME = "_gristmill/report.json"
+CONFIG_NAME = "_gristmill/config.json"
+MANIFEST_NAME = "manifest.json"
+_MAX_SOURCES = 1_000  # Sources with losses that the report names; the ledgers hold them all.
+_PACKAGES = ("gristmill", "apache-beam", "array-record", "google-crc32c", "numpy", "protobuf")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that touch records."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
+    """Returns the job of a plan, for commands that only look at its output."""
+    fields = dict(header["spec"])
+    fields["steps"] = tuple(fields["steps"])
+    return JobSpec(root=root, **fields)
+
+
+def spec_to_header(spec: JobSpec) -> dict[str, Any]:
+    """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
+    fields = dataclasses.asdict(spec)
+    for name in ("root", "started_at", "import_paths", "max_fraction", "max_count"):
+        del fields[name]
+    return fields
+
+
+def load_spec(store: Store) -> tuple[JobSpec, dict[str, Any]]:
+    """Returns (job, plan header) of an output directory; the budget is the one of the last run.
+
+    Raises:
+        FileNotFoundError: There is no plan.
+        ValueError: What stands there is no plan.
+    """
+    with store.open(PLAN_NAME) as plan:
+        header = read_header(plan)
+    spec = spec_from_header(header, store.root)
+    budget = read_config(store).get("dead_letters", {})
+    budget = {name: budget[name] for name in ("max_fraction", "max_count") if name in budget}
+    return dataclasses.replace(spec, **budget), header
+
+
+def read_config(store: Store) -> dict[str, Any]:
+    """Returns the resolved config of the last run, empty when there is none."""
+    found = store.get(CONFIG_NAME)
+    return {} if found is None else dict(json.loads(found[0]))
+
+
+def committed_shards(store: Store, spec: JobSpec) -> Iterator[tuple[ShardInfo, Ledger]]:
+    """Yields every committed shard in plan order, one ledger at a time."""
+    with store.open(PLAN_NAME) as plan:
+        for _, task in read_tasks(plan):
+            found = find_ledger(store, spec, task.shard)
+            if found is not None and found.ledger is not None:
+                yield found.ledger.to_info(task), found.ledger
+
+
+@dataclasses.dataclass
+class _Tally:
+    """Adds up what the totals do not show."""
+
+    num_committed: int = 0
+    dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+    dead: Counter[str] = dataclasses.field(default_factory=Counter)
+    shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    lossy: list[SourceRow] = dataclasses.field(default_factory=list)
+    num_lossy: int = 0
+
+    def add(self, ledger: Ledger, names: dict[str, str]) -> None:
+        self.num_committed += 1
+        self.dropped.update(ledger.dropped_by_reason)
+        self.dead.update(ledger.dead_by_reason)
+        for part in ledger.parts:
+            if part.name in names:
+                shard = {"name": names[part.name], "records": part.records, "bytes": part.size, "crc32c": part.crc32c}
+                self.shards.append(shard)
+        for row in ledger.rows:
+            if row.dead or row.dropped:
+                self._add_lossy(row)
+
+    def _add_lossy(self, row: SourceRow) -> None:
+        if self.lossy and self.lossy[-1].index == row.index:
+            before = self.lossy[-1]
+            for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes"):
+                setattr(before, name, getattr(before, name) + getattr(row, name))
+            return
+        self.num_lossy += 1
+        if self.num_lossy <= _MAX_SOURCES:
+            self.lossy.append(dataclasses.replace(row))
+
+
+def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report of a job from its ledgers.
+
+    Args:
+        store: The output directory.
+        spec: The job; its budget decides the status.
+        header: Header of the plan, for the config and what the listing skipped.
+
+    Returns:
+        The report, see the README for its fields.
+    """
+    tally = _Tally()
+    infos: list[ShardInfo] = []
+    for info, ledger in committed_shards(store, spec):
+        infos.append(info)
+        tally.add(ledger, read_published(store, spec, info.task.shard) if ledger.parts else {})
+    books = add_up(infos)
+    verdict = judge(books, spec.max_fraction, spec.max_count)
+    incomplete = tally.num_committed < header["num_shards"]
+    message = f"{tally.num_committed} of {header['num_shards']} planned shards are committed" if incomplete else verdict.message
+    totals = books.totals
+    return {
+        "status": "incomplete" if incomplete else verdict.status,
+        "message": message,
+        "plan_id": spec.plan_id,
+        "files_seen": header["num_inputs"],
+        **{name: totals[name] for name in FILES},
+        "files_skipped": header["num_skipped"],
+        "files_duplicate": header["num_duplicates"],
+        **{name: totals[name] for name in (*COUNTS, *BYTES)},
+        "dead_fraction": dead_fraction(totals),
+        "dropped_by_reason": dict(sorted(tally.dropped.items())),
+        "dead_by_reason": dict(sorted(tally.dead.items())),
+        "planned_shards": header["num_shards"],
+        "committed_shards": tally.num_committed,
+        "shards": tally.shards,
+        "sources": list(_name_sources(store, tally.lossy)),
+        "sources_with_losses": tally.num_lossy,
+        "notes": header["notes"],
+        "seconds": round(time.time() - spec.started_at, 3) if spec.started_at else None,
+        "config": read_config(store),
+        "versions": versions(),
+    }
+
+
+def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any]]:
+    """Yields the rows with their names, which only inputs.jsonl knows; both are in the same order."""
+    if not rows:
+        return
+    waiting = iter(rows)
+    row = next(waiting)
+    with store.open(INPUTS_NAME) as lines:
+        for _, source in read_inputs(lines):
+            if source.index != row.index:
+                continue
+            yield {
+                "source": display_name(source.name),
+                "records_read": row.read,
+                "records_written": row.written,
+                "records_added": row.added,
+                "records_dropped": row.dropped,
+                "records_dead": row.dead,
+                "bytes_dead": row.dead_bytes,
+            }
+            following = next(waiting, None)
+            if following is None:
+                return
+            row = following
+
+
+def read_report(store: Store) -> dict[str, Any] | None:
+    """Returns the report that the last run wrote, None when there is none."""
+    found = store.get(REPORT_NAME)
+    return None if found is None else dict(json.loads(found[0]))

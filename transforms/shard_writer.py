@@ -1,0 +1,273 @@
+"""Writes one attempt at a shard: parts, dead letters and books, then the commit. No Beam here.
+
+ArrayRecordWriter knows only local paths and reports a full disk only when it is closed, so closing is checked and
+every file is opened again and counted before it may be committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections import Counter
+from typing import BinaryIO
+
+import google_crc32c
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from transforms.books import SourceRow, append_row
+from transforms.dead_letters import to_line
+from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
+from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit
+from transforms.store import OutputError, Spool, Store
+
+_DIGEST_BYTES = 1 << 20
+_PAYLOAD_OPTIONS = "group_size:1,zstd:3"
+
+
+class _RecordFile:
+    """One ArrayRecord file of the attempt."""
+
+    def __init__(self, store: Store, name: str, options: str) -> None:
+        self.name = name
+        self.records = 0
+        self.payload_bytes = 0
+        self._spool: Spool = store.spool(name)
+        try:
+            self._writer = ArrayRecordWriter(os.fsencode(self._spool.path), options)
+        except Exception as error:
+            raise OutputError(f"cannot write {self._spool.path}: {error}") from error
+
+    def write_all(self, records: list[bytes], num_bytes: int) -> None:
+        """Appends records."""
+        write = self._writer.write
+        for record in records:
+            write(record)
+        self.records += len(records)
+        self.payload_bytes += num_bytes
+
+    def finish(self) -> StoredFile:
+        """Closes, counts and seals the file."""
+        try:
+            self._writer.close()
+        except Exception as error:
+            raise OutputError(f"cannot write {self._spool.path}: {error}") from error
+        size = self._spool.seal()
+        _check_count(self._spool.path, self.records)
+        return StoredFile(self.name, size, file_crc32c(self._spool.path), self.records)
+
+    def abandon(self) -> None:
+        """Closes the writer, whose file is going to be deleted."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+
+
+def _check_count(path: str, records: int) -> None:
+    reader = ArrayRecordReader(os.fsencode(path))
+    try:
+        # A reader of a broken file does not raise, it says 0 records: ok() must be asked as well.
+        if not reader.ok() or reader.num_records() != records:
+            raise OutputError(f"{path} was written with {records} records but reads back as {reader.num_records()}")
+    finally:
+        with contextlib.suppress(Exception):
+            reader.close()
+
+
+def file_crc32c(path: str) -> str:
+    """Returns the CRC-32C of a whole file as eight hex digits."""
+    crc = google_crc32c.Checksum()
+    with open(path, "rb") as file:
+        while piece := file.read(_DIGEST_BYTES):
+            crc.update(piece)
+    return str(crc.digest().hex())
+
+
+class ShardWriter:
+    """One attempt at one shard, from its first batch to the commit."""
+
+    def __init__(self, store: Store, spec: JobSpec, task: ShardTask) -> None:
+        self._store = store
+        self._spec = spec
+        self._task = task
+        self._folder = f"{ATTEMPTS}{spec.shard_key(task.shard)}-{uuid.uuid4().hex[:12]}/"
+        self._names: list[str] = []
+        self._part: _RecordFile | None = None
+        self._parts: list[StoredFile] = []
+        self._rows: list[SourceRow] = []
+        self._row: SourceRow | None = None
+        self._letters = _DeadLetterFiles(self)
+        self._dropped: Counter[str] = Counter()
+        self._dead: Counter[str] = Counter()
+
+    def add(self, batch: RecordBatch) -> None:
+        """Takes the next batch.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        if batch.source is not None:
+            self._enter(batch)
+        if batch.records:
+            self._write(batch)
+        for letter in batch.dead:
+            self._letters.add(letter)
+            self._dead[letter.reason] += 1
+        self._dropped.update(batch.dropped)
+
+    def commit(self) -> ShardInfo:
+        """Makes everything durable and commits it, or yields to the attempt that did so first."""
+        if self._part is not None:
+            self._parts.append(self._part.finish())
+            self._part = None
+        self._close_row()
+        lines, payloads = self._letters.finish()
+        mine = Ledger(
+            self._spec.plan_id,
+            self._task.shard,
+            tuple(self._parts),
+            lines,
+            payloads,
+            tuple(self._rows),
+            dict(sorted(self._dropped.items())),
+            dict(sorted(self._dead.items())),
+            self._task.start_at,
+        )
+        winner = commit(self._store, self._spec, mine)
+        if winner is not mine:
+            self._delete_files()
+        return winner.to_info(self._task)
+
+    def abandon(self) -> None:
+        """Deletes what the attempt has written, so that a full disk is not kept full by it."""
+        if self._part is not None:
+            self._part.abandon()
+        self._letters.abandon()
+        self._delete_files()
+
+    def new_name(self, base: str) -> str:
+        """Returns a name in the attempt's folder and remembers it for deletion."""
+        name = self._folder + base
+        self._names.append(name)
+        return name
+
+    def record_file(self, base: str, options: str) -> _RecordFile:
+        """Opens an ArrayRecord file of the attempt."""
+        return _RecordFile(self._store, self.new_name(base), options)
+
+    @property
+    def store(self) -> Store:
+        """Where the attempt writes."""
+        return self._store
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return self._spec
+
+    def _enter(self, batch: RecordBatch) -> None:
+        """Adds the batch to the row of its source."""
+        source = batch.source
+        assert source is not None
+        row = self._row
+        if row is None or row.index != source.index:
+            self._close_row()
+            row = self._row = SourceRow(source.index, 1, source.size, None)
+        row.read += batch.records_read
+        row.written += len(batch.records)
+        row.added += batch.records_added
+        row.dropped += sum(batch.dropped.values())
+        row.dead += len(batch.dead)
+        row.num_bytes += batch.num_bytes
+        row.dead_bytes += sum(letter.length for letter in batch.dead)
+        if batch.span is not None:
+            row.span = batch.span
+
+    def _close_row(self) -> None:
+        if self._row is not None:
+            append_row(self._rows, self._row)
+            self._row = None
+
+    def _write(self, batch: RecordBatch) -> None:
+        """Writes the batch's records, starting new parts at the bounds."""
+        factor = 1 if batch.rolls else self._spec.roll_factor
+        max_records = self._spec.part_max_records * factor or None
+        max_bytes = self._spec.part_max_bytes * factor or None
+        num_bytes = sum(map(len, batch.records))
+        if self._fits(len(batch.records), num_bytes, max_records, max_bytes):
+            self._open_part().write_all(batch.records, num_bytes)
+            return
+        # The rule is one of single records, so shards do not depend on where batches were cut.
+        for record in batch.records:
+            if not self._fits(1, len(record), max_records, max_bytes) and self._part is not None:
+                self._parts.append(self._part.finish())
+                self._part = None
+            self._open_part().write_all([record], len(record))
+
+    def _fits(self, records: int, num_bytes: int, max_records: int | None, max_bytes: int | None) -> bool:
+        have_records = self._part.records if self._part else 0
+        have_bytes = self._part.payload_bytes if self._part else 0
+        if max_records is not None and have_records + records > max_records:
+            return False
+        return max_bytes is None or have_bytes + num_bytes <= max_bytes
+
+    def _open_part(self) -> _RecordFile:
+        if self._part is None:
+            base = f"part-{len(self._parts):05d}.array_record"
+            self._part = self.record_file(base, self._spec.writer_options)
+        return self._part
+
+    def _delete_files(self) -> None:
+        for name in self._names:
+            with contextlib.suppress(OSError):
+                self._store.delete(name)
+
+
+class _DeadLetterFiles:
+    """The pair of dead-letter files of an attempt; made only when there is something to keep."""
+
+    def __init__(self, writer: ShardWriter) -> None:
+        self._writer = writer
+        self._spool: Spool | None = None
+        self._lines: BinaryIO | None = None
+        self._name = ""
+        self._count = 0
+        self._payloads: _RecordFile | None = None
+
+    def add(self, letter: DeadLetter) -> None:
+        payload_index = None
+        limit = self._writer.spec.max_payload_bytes
+        if letter.payload is not None:
+            if self._payloads is None:
+                self._payloads = self._writer.record_file("dead.payloads", _PAYLOAD_OPTIONS)
+            payload_index = self._payloads.records
+            self._payloads.write_all([letter.payload[:limit]], min(len(letter.payload), limit))
+        self._append(to_line(letter, payload_index, limit))
+        self._count += 1
+
+    def _append(self, line: bytes) -> None:
+        try:
+            if self._lines is None:
+                self._name = self._writer.new_name("dead.jsonl")
+                self._spool = self._writer.store.spool(self._name)
+                self._lines = open(self._spool.path, "wb")  # noqa: SIM115  (closed by finish or abandon)
+            self._lines.write(line)
+        except OSError as error:
+            raise OutputError(f"cannot write dead letters: {error.strerror}") from error
+
+    def finish(self) -> tuple[StoredFile | None, StoredFile | None]:
+        if self._spool is None or self._lines is None:
+            return None, None
+        try:
+            self._lines.close()
+        except OSError as error:
+            raise OutputError(f"cannot write {self._spool.path}: {error.strerror}") from error
+        payloads = None if self._payloads is None else self._payloads.finish()
+        size = self._spool.seal()
+        return StoredFile(self._name, size, file_crc32c(self._spool.path), self._count), payloads
+
+    def abandon(self) -> None:
+        if self._payloads is not None:
+            self._payloads.abandon()
+        if self._lines is not None:
+            with contextlib.suppress(OSError):
+                self._lines.close()

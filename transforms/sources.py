@@ -1,0 +1,121 @@
+"""Opens inputs for random reads and puts their failures into words.
+
+A file that cannot be read is a dead letter, never the end of a job. Only a fault of the machine itself (no file
+descriptors left, no memory) is raised on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Protocol
+
+from transforms.elements import Input
+
+_REASONS = {
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "not_found",
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.ELOOP: "symlink_loop",
+    errno.EIO: "io_error",
+    errno.ESTALE: "io_error",
+    errno.EISDIR: "not_a_file",
+    errno.ENXIO: "not_a_file",
+}
+_MACHINE_FAULTS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
+
+class InputChangedError(OSError):
+    """The file is not the one that was planned."""
+
+
+class RandomAccessFile(Protocol):
+    """An input that is open for reading.
+
+    Attributes:
+        size: Bytes.
+    """
+
+    size: int
+
+    def read_at(self, position: int, num_bytes: int) -> bytes:
+        """Returns `num_bytes` from `position`, fewer only at the end of the file."""
+
+    def close(self) -> None:
+        """Gives the file back."""
+
+
+class LocalFile:
+    """A file of this machine, read with positioned reads."""
+
+    def __init__(self, source: Input) -> None:
+        # O_NONBLOCK: opening a pipe that stands among the inputs must not wait for a writer.
+        self._fd = os.open(os.fsencode(source.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            info = os.fstat(self._fd)
+            _check_unchanged(source, info)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.size = info.st_size
+
+    def read_at(self, position: int, num_bytes: int) -> bytes:
+        """Returns `num_bytes` from `position`, fewer only at the end of the file."""
+        data = os.pread(self._fd, num_bytes, position)
+        if len(data) == num_bytes or not data:
+            return data
+        pieces = [data]
+        missing = num_bytes - len(data)
+        while missing:
+            data = os.pread(self._fd, missing, position + num_bytes - missing)
+            if not data:
+                break
+            pieces.append(data)
+            missing -= len(data)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Closes the file descriptor."""
+        os.close(self._fd)
+
+
+def _check_unchanged(source: Input, info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.ENXIO, "not a regular file")
+    if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
+        raise InputChangedError(
+            errno.ESTALE,
+            f"the file changed after it was listed: {source.size} bytes then, {info.st_size} now; "
+            "convert it again once nothing writes to it",
+        )
+
+
+def open_input(source: Input) -> RandomAccessFile:
+    """Opens a listed input.
+
+    Args:
+        source: The input as it was listed.
+
+    Returns:
+        The open file; the caller closes it.
+
+    Raises:
+        OSError: It cannot be opened, or is no longer the file that was listed; see `explain_error`.
+    """
+    return LocalFile(source)
+
+
+def explain_error(error: OSError) -> tuple[str, str]:
+    """Returns (reason code, text) of a failure to read an input.
+
+    Raises:
+        OSError: The same error, when the machine and not the input is at fault.
+    """
+    if error.errno in _MACHINE_FAULTS:
+        raise error
+    if isinstance(error, InputChangedError):
+        return "input_changed", str(error.strerror)
+    reason = _REASONS.get(error.errno or 0, "os_error")
+    return reason, f"{error.strerror or error} (errno {error.errno})"

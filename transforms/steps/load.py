@@ -1,0 +1,108 @@
+"""Finds steps by name or import path and fits them with their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+BUILT_IN = {"example.check": "transforms.steps.example:check"}
+"""Steps of the library, by the name that `use` takes."""
+
+
+class StepError(ValueError):
+    """A step of the config cannot be used; the message says which and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step ready to run.
+
+    Attributes:
+        name: As in the config, used in dead letters, counters and messages.
+        call: The function.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+
+
+def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> list[Step]:
+    """Imports the steps of a chain.
+
+    Args:
+        steps: One dict a step: `use` or `call`, and parameters.
+        import_paths: Folders to look in after everything installed, so that a folder of the user's that happens
+            to be called `transforms` cannot take our place.
+
+    Raises:
+        StepError: A step does not exist, or does not take its parameters.
+    """
+    for path in import_paths:
+        if path not in sys.path:
+            sys.path.append(path)
+    return [_load_step(f"steps[{number}]", step) for number, step in enumerate(steps)]
+
+
+def _load_step(where: str, step: dict[str, Any]) -> Step:
+    name, target = _target(where, step)
+    found = _import(where, target)
+    parameters = {key: value for key, value in step.items() if key not in ("use", "call")}
+    try:
+        if inspect.isclass(found):
+            return Step(name, found(**parameters))
+        inspect.signature(found).bind(b"", **parameters)
+    except TypeError as error:
+        raise StepError(f"{where}: {name} does not take these parameters: {error}") from error
+    except ValueError as error:  # Raised by a class for a parameter's value; built-ins have no signature.
+        if inspect.isclass(found):
+            raise StepError(f"{where}: {name}: {error}") from error
+    return Step(name, functools.partial(found, **parameters) if parameters else found)
+
+
+def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
+    if "call" in step:
+        return str(step["call"]), str(step["call"])
+    name = str(step["use"])
+    if name not in BUILT_IN:
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}"
+        raise StepError(f"{where}: unknown step {name!r}; {hint} Functions of your own are called as module:function")
+    return name, BUILT_IN[name]
+
+
+def _import(where: str, target: str) -> Callable[..., Any]:
+    module_name, separator, attribute = target.partition(":")
+    if not separator or not module_name or not attribute:
+        raise StepError(f"{where}: expected module:function, got {target!r}")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise StepError(f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            raise StepError(f"{where}: {module_name} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        found = getattr(found, part)
+    if not callable(found):
+        raise StepError(f"{where}: {target} is not a function, it is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def source_digest(steps: Iterable[dict[str, Any]]) -> str:
+    """Returns a digest of the source text of all modules that `call` steps name: changed code is a changed job."""
+    digest = hashlib.blake2b(digest_size=16)
+    for step in steps:
+        if "call" in step:
+            module = importlib.import_module(str(step["call"]).partition(":")[0])
+            try:
+                digest.update(inspect.getsource(module).encode("utf-8", "surrogateescape"))
+            except (OSError, TypeError):  # A compiled module has no text; its name must do.
+                digest.update(module.__name__.encode())
+    return digest.hexdigest()

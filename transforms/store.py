@@ -1,0 +1,340 @@
+"""Where a job's files live: a small interface that the worst object store can offer, and its local form.
+
+An object store has no rename and no append, and its listing may be late. All of Gristmill's state therefore rests
+on two promises only: an object appears whole or not at all, and `put_if_absent` has exactly one winner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Protocol
+
+Version = object
+"""What identifies one content under a name: an inode locally, a generation in an object store."""
+
+
+class OutputError(RuntimeError):
+    """The output cannot be written: disk full, no permission, quota. Ends the job; the same command resumes."""
+
+
+class Spool(Protocol):
+    """A file being written, invisible to others until sealed.
+
+    Attributes:
+        path: Local path to write to.
+    """
+
+    path: str
+
+    def seal(self) -> int:
+        """Makes what was written durable under its name and returns its bytes."""
+
+
+class Store(Protocol):
+    """Named byte strings under one root. Names are relative, with `/`."""
+
+    root: str
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Creates `name` durably unless it exists; returns whether this call created it."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Creates or replaces `name` as a whole."""
+
+    def put_file(self, path: str, name: str) -> None:
+        """Creates or replaces `name` as a whole with the content of a local file."""
+
+    def get(self, name: str) -> tuple[bytes, Version] | None:
+        """Returns content and version, None when there is no such name."""
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a name for reading with seek.
+
+        Raises:
+            FileNotFoundError: There is no such name.
+        """
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of `name`, None when it does not exist."""
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yields (name, bytes) of everything whose name begins with `prefix`, sorted by name."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Gives `source`'s content the further name `target`, replacing what stands there. May be repeated."""
+
+    def delete(self, name: str, version: Version | None = None) -> bool:
+        """Deletes `name`, only if it still has that version when one is given; returns whether it did."""
+
+    def spool(self, name: str) -> Spool:
+        """Begins a new file that will be called `name`."""
+
+    def local_copy(self, name: str) -> contextlib.AbstractContextManager[str]:
+        """Gives a local path to read `name` from, for libraries that know only paths."""
+
+
+class LocalStore:
+    """A folder of this machine, or one that is mounted on it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Links a finished temporary file to the name: the file system lets one caller win."""
+        path = self._path(name)
+        temporary = self._write_temporary(path, data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise _output_error(error, path) from error
+            return self._create_exclusively(path, data)
+        finally:
+            os.unlink(temporary)
+        _sync_folder(os.path.dirname(path))
+        return True
+
+    def _create_exclusively(self, path: str, data: bytes) -> bool:
+        """For file systems without hard links. A crash may leave half an entry, which counts as none."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(os.path.dirname(path))
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a temporary file and renames it over the name."""
+        path = self._path(name)
+        os.replace(self._write_temporary(path, data), path)
+        _sync_folder(os.path.dirname(path))
+
+    def put_file(self, path: str, name: str) -> None:
+        """Copies to a temporary file and renames it over the name."""
+        target = self._path(name)
+        temporary = _temporary_name(target)
+        try:
+            _make_folder(os.path.dirname(target))
+            shutil.copyfile(path, temporary)
+            _sync_file(temporary)
+            os.replace(temporary, target)
+            _sync_folder(os.path.dirname(target))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise _output_error(error, target) from error
+
+    def get(self, name: str) -> tuple[bytes, Version] | None:
+        """Reads the whole file."""
+        try:
+            with open(self._path(name), "rb") as file:
+                return file.read(), _version(os.fstat(file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens the file."""
+        return open(self._path(name), "rb")
+
+    def size(self, name: str) -> int | None:
+        """Looks the file up."""
+        try:
+            return os.stat(self._path(name)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Walks the folder of the prefix, leaving out temporary files."""
+        folder, _, start = prefix.rpartition("/")
+        yield from self._list_folder(folder, start)
+
+    def _list_folder(self, folder: str, start: str) -> Iterator[tuple[str, int]]:
+        try:
+            with os.scandir(self._path(folder)) as entries:
+                found = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries if e.name.startswith(start))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for base, is_folder in found:
+            name = f"{folder}/{base}" if folder else base
+            if is_folder:
+                yield from self._list_folder(name, "")
+            elif not base.startswith(_TEMPORARY_PREFIX):
+                size = self.size(name)
+                if size is not None:
+                    yield name, size
+
+    def copy(self, source: str, target: str) -> None:
+        """Links the file to the further name, or copies it where the file system has no links."""
+        path = self._path(target)
+        temporary = _temporary_name(path)
+        try:
+            _make_folder(os.path.dirname(path))
+            try:
+                os.link(self._path(source), temporary)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copyfile(self._path(source), temporary)
+                _sync_file(temporary)
+            os.rename(temporary, path)
+            _sync_folder(os.path.dirname(path))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _output_error(error, path) from error
+        finally:
+            # Renaming one link over another of the same file does nothing, and leaves both names.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def delete(self, name: str, version: Version | None = None) -> bool:
+        """Deletes the file, and its folder once that is empty."""
+        path = self._path(name)
+        try:
+            if version is None:
+                os.unlink(path)
+            elif not self._delete_version(path, version):
+                return False
+        except FileNotFoundError:
+            return False
+        folder = os.path.dirname(path)
+        if folder != self.root:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        return True
+
+    def _delete_version(self, path: str, version: Version) -> bool:
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            # Deletions exclude each other, and nothing can take the name's place while it exists.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if _version(os.stat(path)) != version:
+                return False
+            os.unlink(path)
+            return True
+        finally:
+            os.close(folder)
+
+    def spool(self, name: str) -> Spool:
+        """Writes in place: a name that no ledger speaks of is invisible enough."""
+        path = self._path(name)
+        try:
+            _make_folder(os.path.dirname(path))
+        except OSError as error:
+            raise _output_error(error, path) from error
+        return _LocalSpool(path)
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[str]:
+        """The file itself."""
+        yield self._path(name)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, name) if name else self.root
+
+    def _write_temporary(self, path: str, data: bytes) -> str:
+        temporary = _temporary_name(path)
+        try:
+            _make_folder(os.path.dirname(path))
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise _output_error(error, path) from error
+        return temporary
+
+
+class _LocalSpool:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def seal(self) -> int:
+        try:
+            _sync_file(self.path)
+            _sync_folder(os.path.dirname(self.path))
+            return os.stat(self.path).st_size
+        except OSError as error:
+            raise _output_error(error, self.path) from error
+
+
+_TEMPORARY_PREFIX = ".gristmill-"
+
+
+def _temporary_name(path: str) -> str:
+    folder, _, _base = path.rpartition(os.sep)
+    return os.path.join(folder, f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+
+
+def _version(info: os.stat_result) -> Version:
+    return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
+
+
+def _output_error(error: OSError, path: str) -> OutputError:
+    return OutputError(f"cannot write {path}: {error.strerror or error}")
+
+
+def _make_folder(folder: str) -> None:
+    while not os.path.isdir(folder):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except FileNotFoundError:  # Another worker has just deleted the empty folder above.
+            continue
+        _sync_folder(os.path.dirname(folder))
+
+
+def _sync_file(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    """Makes names in a folder durable; some network file systems cannot and say EINVAL."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+_STORES: dict[str, Callable[[str], Store]] = {}
+
+
+def register_store(scheme: str, factory: Callable[[str], Store]) -> None:
+    """Makes roots such as `scheme://...` open through `factory`."""
+    _STORES[scheme] = factory
+
+
+def open_store(root: str) -> Store:
+    """Opens the store of an output directory.
+
+    Raises:
+        ValueError: No store is known for the scheme of `root`.
+    """
+    scheme, separator, _ = root.partition("://")
+    if not separator:
+        return LocalStore(root)
+    if scheme not in _STORES:
+        known = ", ".join(sorted(f"{name}://" for name in _STORES)) or "none"
+        raise ValueError(f"output {root!r}: expected a local path, got scheme {scheme!r} (known schemes: {known})")
+    return _STORES[scheme](root)

@@ -1,0 +1,120 @@
+"""WriteShards: from record batches to committed shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import apache_beam as beam
+from apache_beam.coders import registry
+from apache_beam.coders.coders import FastPrimitivesCoder
+from apache_beam.pvalue import PCollection
+
+from transforms.elements import JobSpec, RecordBatch, ShardInfo
+from transforms.ledger import find_ledger
+from transforms.shard_writer import ShardWriter
+from transforms.store import OutputError, open_store
+
+
+class BrokenSequenceError(RuntimeError):
+    """The batches of a shard did not arrive whole and in order within one bundle."""
+
+
+class RecordBatchCoder(FastPrimitivesCoder):
+    """Pickles batches where a runner does not fuse; says their size without pickling, for Beam's sampled metrics."""
+
+    def estimate_size(self, value: RecordBatch) -> int:
+        """Returns the bytes of the records."""
+        return 256 + sum(map(len, value.records))
+
+
+registry.register_coder(RecordBatch, RecordBatchCoder)
+
+
+@dataclasses.dataclass
+class WriteShards(beam.PTransform):
+    """Writes and commits shards.
+
+    Input: PCollection[RecordBatch], fused with the reader: the batches of a shard must arrive in one bundle, in
+    order. Output: PCollection[ShardInfo], one element a shard, after its ledger was created. Exactly one attempt
+    at a shard wins, whatever the runner retries; a losing or failing attempt deletes its files.
+
+    Attributes:
+        spec: The job.
+
+    Raises:
+        OutputError: The output cannot be written.
+        BrokenSequenceError: A transform that regroups elements was put between reading and writing.
+    """
+
+    spec: JobSpec
+
+    def expand(self, batches: PCollection[RecordBatch]) -> PCollection[ShardInfo]:
+        return batches | "Write" >> beam.ParDo(_WriteShardsFn(self.spec, self.label))
+
+
+class _WriteShardsFn(beam.DoFn):
+    def __init__(self, spec: JobSpec, label: str) -> None:
+        self._spec = spec
+        self._label = label
+
+    def setup(self) -> None:
+        self._store = open_store(self._spec.root)
+
+    def start_bundle(self) -> None:
+        self._writer: ShardWriter | None = None
+        self._shard = -1
+        self._expected = 0
+
+    def process(self, batch: RecordBatch) -> Iterator[ShardInfo]:
+        self._check_sequence(batch)
+        if batch.committed:
+            yield self._committed(batch)
+            return
+        if self._writer is None:
+            self._writer = ShardWriter(self._store, self._spec, batch.task)
+        try:
+            self._writer.add(batch)
+            if not batch.last:
+                return
+            info = self._writer.commit()
+        except BaseException:
+            self._abandon()
+            raise
+        self._writer = None
+        yield info
+
+    def finish_bundle(self) -> None:
+        if self._writer is not None:
+            self._abandon()
+            raise BrokenSequenceError(self._broken(f"shard {self._shard} was not ended"))
+
+    def teardown(self) -> None:
+        if getattr(self, "_writer", None) is not None:
+            self._abandon()
+
+    def _committed(self, batch: RecordBatch) -> ShardInfo:
+        found = find_ledger(self._store, self._spec, batch.task.shard)
+        if found is None or found.ledger is None:
+            raise OutputError(f"the files of shard {batch.task.shard} vanished while the job ran; run it again")
+        return found.ledger.to_info(batch.task)
+
+    def _check_sequence(self, batch: RecordBatch) -> None:
+        shard = batch.task.shard
+        fresh = self._expected == 0
+        if batch.sequence != self._expected or (not fresh and shard != self._shard):
+            self._abandon()
+            raise BrokenSequenceError(self._broken(f"batch {batch.sequence} of shard {shard} came out of turn"))
+        self._shard = shard
+        self._expected = 0 if batch.last else batch.sequence + 1
+
+    def _broken(self, what: str) -> str:
+        return (
+            f"{what} (expected batch {self._expected} of shard {self._shard}): the transform before {self._label!r} "
+            "regroups elements; keep ReadRecords, ApplySteps and WriteShards next to one another"
+        )
+
+    def _abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
