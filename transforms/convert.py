@@ -1,21 +1,26 @@
-"""The whole flow as Beam transforms: plan -> shards -> names -> report."""
+"""The whole flow as Beam transforms: plan -> shards -> names -> report.
+
+Work is spread by grouping under keys that the elements bring along, not by `Reshuffle`: the keys are in the order in
+which the plan wants them handed out, and the graph stays small enough to start in under a second.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
 
 from transforms.elements import JobSpec, ShardInfo, ShardTask
-from transforms.publish import CollectShards, Publish, tasks_to_repeat
+from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
+from transforms.repeat import find_apart, repeat_shard
 from transforms.steps.apply import ApplySteps
+from transforms.steps.chain import load_chain
+from transforms.store import open_store
 from transforms.write import WriteShards
-
-_REPEAT_ROUNDS = 2
-"""One settles every range whose start was mistaken; the second is for a mistake that hid another."""
 
 
 @dataclasses.dataclass
@@ -40,6 +45,45 @@ class ConvertShards(beam.PTransform):
 
 
 @dataclasses.dataclass
+class RepeatShards(beam.PTransform):
+    """Reads shards again whose range began at a false boundary (framing nested in a payload).
+
+    Input: PCollection[list[ShardInfo]], the one list of all shards. Output: PCollection[ShardInfo], the shards that
+    were read again; nearly always none.
+
+    Attributes:
+        spec: The job.
+    """
+
+    spec: JobSpec
+
+    def expand(self, collected: PCollection[list[ShardInfo]]) -> PCollection[ShardInfo]:
+        return (
+            collected
+            | "FindApart" >> beam.FlatMap(_keyed_tasks)  # (shard, ShardTask)
+            | "Spread" >> beam.GroupByKey()
+            | "Repeat" >> beam.ParDo(_RepeatShardFn(self.spec))  # ShardInfo
+        )
+
+
+def _keyed_tasks(infos: list[ShardInfo]) -> Iterator[tuple[int, ShardTask]]:
+    return ((task.shard, task) for task in find_apart(infos, 1))
+
+
+class _RepeatShardFn(beam.DoFn):
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+
+    def setup(self) -> None:
+        self._store = open_store(self._spec.root)
+        self._chain = load_chain(self._spec)
+
+    def process(self, element: tuple[int, Iterable[ShardTask]]) -> Iterator[ShardInfo]:
+        for task in element[1]:
+            yield repeat_shard(self._store, self._spec, self._chain, task)
+
+
+@dataclasses.dataclass
 class ConvertCorpus(beam.PTransform):
     """Converts a planned corpus and publishes it.
 
@@ -59,19 +103,14 @@ class ConvertCorpus(beam.PTransform):
             | "ReadPlan" >> ReadPlan(self.spec.root, self.num_workers)  # ShardTask
             | "ConvertShards" >> ConvertShards(self.spec)  # ShardInfo
         )
-        readings = [infos]
-        collected = infos | "CollectShards" >> beam.CombineGlobally(CollectShards())  # list[ShardInfo]
-        for number in range(1, _REPEAT_ROUNDS + 1):
-            readings.append(self._read_again(collected, number))
-            together = tuple(readings) | f"Flatten{number}" >> beam.Flatten()
-            collected = together | f"CollectShards{number}" >> beam.CombineGlobally(CollectShards())
-        return collected | "Publish" >> Publish(self.spec)
-
-    def _read_again(self, collected: PCollection[list[ShardInfo]], number: int) -> PCollection[ShardInfo]:
-        """Reads ranges again that began at a false boundary (framing nested in a payload)."""
+        repeated = (
+            infos
+            | "CollectShards" >> beam.CombineGlobally(CollectShards()).without_defaults()  # list[ShardInfo]
+            | "RepeatShards" >> RepeatShards(self.spec)  # ShardInfo
+        )
         return (
-            collected
-            | f"FindApart{number}" >> beam.FlatMap(tasks_to_repeat, number)  # ShardTask
-            | f"SpreadAgain{number}" >> beam.Reshuffle()
-            | f"ConvertAgain{number}" >> ConvertShards(self.spec)
+            (infos, repeated)
+            | "Together" >> beam.Flatten()
+            | "CollectAll" >> beam.CombineGlobally(CollectShards()).without_defaults()  # list[ShardInfo]
+            | "Publish" >> Publish(self.spec)  # the report
         )

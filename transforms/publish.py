@@ -15,11 +15,13 @@ import apache_beam as beam
 from apache_beam.pvalue import AsSingleton, PCollection
 
 from transforms.books import JobBooks, Verdict, add_up, judge
-from transforms.elements import JobSpec, ShardInfo, ShardTask
+from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
 from transforms.ledger import find_ledger, published_name
 from transforms.names import dead_letter_names, shard_file_name
+from transforms.repeat import settle
 from transforms.report import MANIFEST_NAME
+from transforms.steps.chain import load_chain
 from transforms.store import OutputError, Store, open_store
 
 NOT_PUBLISHED = -1
@@ -63,12 +65,6 @@ class CollectShards(beam.CombineFn):
         return [accumulator[shard] for shard in sorted(accumulator)]
 
 
-def tasks_to_repeat(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]:
-    """Yields the ranges that do not begin where the range before them ended, to be read from there."""
-    for info, boundary in add_up(infos).apart:
-        yield dataclasses.replace(info.task, start_at=boundary, round=round_number)
-
-
 @dataclasses.dataclass
 class Publish(beam.PTransform):
     """Publishes the job and writes its report.
@@ -84,14 +80,23 @@ class Publish(beam.PTransform):
     spec: JobSpec
 
     def expand(self, collected: PCollection[list[ShardInfo]]) -> PCollection[dict[str, Any]]:
+        settled = collected | "Settle" >> beam.Map(_settle, self.spec)  # list[ShardInfo]
         published = (
-            collected
-            | "Number" >> beam.FlatMap(number_parts, self.spec)  # PublishTask
-            | "SpreadNames" >> beam.Reshuffle()
+            settled
+            | "Number" >> beam.FlatMap(_keyed_orders, self.spec)  # (shard, PublishTask)
+            | "Spread" >> beam.GroupByKey()
             | "GiveNames" >> beam.ParDo(_GiveNamesFn(self.spec))  # 1 a shard
-            | "CountNames" >> beam.CombineGlobally(sum)
+            | "CountNames" >> beam.CombineGlobally(sum).without_defaults()
         )
-        return collected | "Finish" >> beam.Map(_finish, self.spec, AsSingleton(published))
+        return settled | "Finish" >> beam.Map(_finish, self.spec, AsSingleton(published, default_value=0))
+
+
+def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
+    return settle(open_store(spec.root), spec, load_chain(spec), infos)
+
+
+def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, PublishTask]]:
+    return ((order.shard, order) for order in number_parts(infos, spec))
 
 
 def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
@@ -134,8 +139,9 @@ class _GiveNamesFn(beam.DoFn):
     def setup(self) -> None:
         self._store = open_store(self._spec.root)
 
-    def process(self, task: PublishTask) -> Iterator[int]:
-        give_names(self._store, self._spec, task)
+    def process(self, element: tuple[int, Iterable[PublishTask]]) -> Iterator[int]:
+        for order in element[1]:
+            give_names(self._store, self._spec, order)
         yield 1
 
 

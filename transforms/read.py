@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
@@ -32,11 +32,15 @@ class ReadPlan(beam.PTransform):
     def expand(self, begin: PBegin) -> PCollection[ShardTask]:
         return (
             begin
-            | "PlanOf" >> beam.Create([self.root])
-            | "ListShards" >> beam.FlatMap(list_shards, self.num_workers)  # (shard, offset in the plan)
-            | "Spread" >> beam.Reshuffle()
-            | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.root))
+            | "Start" >> beam.Impulse()
+            | "ListShards" >> beam.FlatMap(_list_for, self.root, self.num_workers)  # (turn, (shard, offset in the plan))
+            | "Spread" >> beam.GroupByKey()
+            | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.root))  # ShardTask
         )
+
+
+def _list_for(_: bytes, root: str, num_workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    return enumerate(list_shards(root, num_workers))
 
 
 def list_shards(root: str, num_workers: int) -> Iterator[tuple[int, int]]:
@@ -54,11 +58,11 @@ class _LoadTaskFn(beam.DoFn):
     def setup(self) -> None:
         self._store = open_store(self._root)
 
-    def process(self, element: tuple[int, int]) -> Iterator[ShardTask]:
-        shard, offset = element
-        if shard >= 0:
-            with self._store.open(PLAN_NAME) as plan:
-                yield read_task(plan, offset)
+    def process(self, element: tuple[int, Iterable[tuple[int, int]]]) -> Iterator[ShardTask]:
+        for shard, offset in element[1]:
+            if shard >= 0:
+                with self._store.open(PLAN_NAME) as plan:
+                    yield read_task(plan, offset)
 
 
 @dataclasses.dataclass

@@ -11,8 +11,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch
-from transforms.steps.chain import StepChain
-from transforms.steps.load import load_steps
+from transforms.steps.chain import load_chain
 
 
 @dataclasses.dataclass
@@ -37,7 +36,7 @@ class _ApplyStepsFn(beam.DoFn):
         self._spec = spec
 
     def setup(self) -> None:
-        self._chain = StepChain(load_steps(self._spec.steps, self._spec.import_paths), self._spec.max_record_bytes)
+        self._chain = load_chain(self._spec)
         name = "+".join(str(step.get("use", step.get("call"))) for step in self._spec.steps) or "none"
         self._counters = {key: Metrics.counter(name, key) for key in ("read", "written", "added", "dropped", "dead")}
         self._millis = Metrics.counter(name, "milliseconds")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from transforms.dead_letters import BadRecordError, from_exception
-from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, RecordBatch
+from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, JobSpec, RecordBatch
 from transforms.steps import Drop
-from transforms.steps.load import Step
+from transforms.steps.load import Step, load_steps
 
 
 class StepChain:
@@ -97,6 +97,11 @@ class StepChain:
 
     def _name_at(self) -> str:
         return self._steps[self._at].name
+
+
+def load_chain(spec: JobSpec) -> StepChain:
+    """Returns the chain of a job's steps."""
+    return StepChain(load_steps(spec.steps, spec.import_paths), spec.max_record_bytes)
 
 
 def _continued(batch: RecordBatch) -> RecordBatch:
