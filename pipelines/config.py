@@ -179,11 +179,15 @@ def _assign(fields: dict[str, Any], key: str, value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Returns the value of a `key=value` flag, read as YAML: numbers, true, null and [lists] are what they look like."""
+    """Returns the value of a `key=value` flag, read as YAML: numbers, true, null and [lists] are what they look like.
+
+    A template such as {SPLIT}-{SHARD_X_OF_Y} is text, though YAML takes its braces for a mapping.
+    """
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    return text if isinstance(value, dict) and None in value.values() else value
 
 
 def parse_change(text: str) -> tuple[str, Any]:

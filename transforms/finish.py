@@ -9,7 +9,7 @@ from typing import Any
 from transforms.books import Verdict
 from transforms.elements import JobSpec
 from transforms.ledger import ATTEMPTS, PUBLISHED
-from transforms.names import dead_letter_names, shard_file_pattern
+from transforms.names import shard_file_pattern
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
 from transforms.store import Store
 
@@ -73,7 +73,7 @@ def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
     folder = spec.template.split("{", 1)[0]
     old = [name for name, _ in store.list(folder) if pattern.fullmatch(name)]
     old += read_replaced(store)
-    keep = shards | _dead_letter_files(store, spec)
+    keep = shards | _published_names(store)
     delete_all(store, [name for name in old if name not in keep])
 
 
@@ -83,10 +83,12 @@ def read_replaced(store: Store) -> list[str]:
     return [] if found is None else list(json.loads(found[0]))
 
 
-def _dead_letter_files(store: Store, spec: JobSpec) -> set[str]:
+def _published_names(store: Store) -> set[str]:
     names: set[str] = set()
     for name, _ in store.list(PUBLISHED):
-        names.update(dead_letter_names(spec, int(name.removeprefix(PUBLISHED).removesuffix(".json"))))
+        found = store.get(name)
+        if found is not None:
+            names.update(json.loads(found[0]).values())
     return names
 
 

@@ -149,8 +149,15 @@ class FoundLedger:
     version: Version
 
 
-def find_ledger(store: Store, spec: JobSpec, shard: int) -> FoundLedger | None:
-    """Looks a shard's ledger up and checks that it counts; None when there is no entry at all."""
+def find_ledger(store: Store, spec: JobSpec, shard: int, *, check_files: bool = True) -> FoundLedger | None:
+    """Looks a shard's ledger up and checks that it counts; None when there is no entry at all.
+
+    Args:
+        store: The output directory.
+        spec: The job.
+        shard: Planned shard.
+        check_files: Whether an entry whose files are gone does not count.
+    """
     found = store.get(ledger_name(spec, shard))
     if found is None:
         return None
@@ -159,7 +166,7 @@ def find_ledger(store: Store, spec: JobSpec, shard: int) -> FoundLedger | None:
         ledger = Ledger.from_json(data)
     except ValueError:
         return FoundLedger(None, version)
-    if ledger.plan_id != spec.plan_id or not _files_exist(store, spec, ledger):
+    if ledger.plan_id != spec.plan_id or (check_files and not _files_exist(store, spec, ledger)):
         return FoundLedger(None, version)
     return FoundLedger(ledger, version)
 
@@ -192,8 +199,3 @@ def commit(store: Store, spec: JobSpec, ledger: Ledger) -> Ledger:
         if found is not None:
             store.delete(ledger_name(spec, ledger.shard), found.version)
     return ledger
-
-
-def all_ledgers(store: Store) -> list[str]:
-    """Returns the names of all ledgers, in plan order."""
-    return [name for name, _ in store.list(LEDGERS)]

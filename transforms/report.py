@@ -73,10 +73,10 @@ def read_config(store: Store) -> dict[str, Any]:
 
 
 def committed_shards(store: Store, spec: JobSpec) -> Iterator[tuple[ShardInfo, Ledger]]:
-    """Yields every committed shard in plan order, one ledger at a time."""
+    """Yields every committed shard in plan order, one ledger at a time, whether or not its files still exist."""
     with store.open(PLAN_NAME) as plan:
         for _, task in read_tasks(plan):
-            found = find_ledger(store, spec, task.shard)
+            found = find_ledger(store, spec, task.shard, check_files=False)
             if found is not None and found.ledger is not None:
                 yield found.ledger.to_info(task), found.ledger
 
@@ -91,6 +91,7 @@ class _Tally:
     shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     lossy: list[SourceRow] = dataclasses.field(default_factory=list)
     num_lossy: int = 0
+    _shared: SourceRow | None = None  # A file that several shards share, until its last row is in.
 
     def add(self, ledger: Ledger, names: dict[str, str]) -> None:
         self.num_committed += 1
@@ -101,18 +102,31 @@ class _Tally:
                 shard = {"name": names[part.name], "records": part.records, "bytes": part.size, "crc32c": part.crc32c}
                 self.shards.append(shard)
         for row in ledger.rows:
-            if row.dead or row.dropped:
-                self._add_lossy(row)
+            self._add_row(row)
 
-    def _add_lossy(self, row: SourceRow) -> None:
-        if self.lossy and self.lossy[-1].index == row.index:
-            before = self.lossy[-1]
+    def _add_row(self, row: SourceRow) -> None:
+        shared = self._shared
+        if shared is not None and shared.index == row.index:
             for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes"):
-                setattr(before, name, getattr(before, name) + getattr(row, name))
+                setattr(shared, name, getattr(shared, name) + getattr(row, name))
             return
-        self.num_lossy += 1
-        if self.num_lossy <= _MAX_SOURCES:
-            self.lossy.append(dataclasses.replace(row))
+        self.close()
+        if row.is_whole():
+            self._keep(row)
+        else:
+            self._shared = dataclasses.replace(row)
+
+    def close(self) -> None:
+        """Takes the last row of a shared file to be in."""
+        if self._shared is not None:
+            self._keep(self._shared)
+            self._shared = None
+
+    def _keep(self, row: SourceRow) -> None:
+        if row.dead or row.dropped:
+            self.num_lossy += row.count
+            if len(self.lossy) < _MAX_SOURCES:
+                self.lossy.append(row)
 
 
 def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +145,7 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
     for info, ledger in committed_shards(store, spec):
         infos.append(info)
         tally.add(ledger, read_published(store, spec, info.task.shard) if ledger.parts else {})
+    tally.close()
     books = add_up(infos)
     verdict = judge(books, spec.max_fraction, spec.max_count)
     incomplete = tally.num_committed < header["num_shards"]

@@ -113,6 +113,8 @@ def _read_open(file: RandomAccessFile, spec: JobSpec, source: Input, start: int,
         yield _unreadable(source, 0, 0, "input_changed", "the file was listed with 0 bytes but holds some")
     elif spec.format == "files":
         yield _unreadable(source, 0, 0, "empty_file", "the file is empty")
+    else:
+        yield Chunk()  # An empty input has its row in the books.
 
 
 def _unreadable(source: Input, position: int, length: int, reason: str, text: str) -> Chunk:

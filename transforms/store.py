@@ -273,6 +273,7 @@ class _LocalSpool:
 
 
 _TEMPORARY_PREFIX = ".gristmill-"
+_FOLDER_ATTEMPTS = 10
 
 
 def _temporary_name(path: str) -> str:
@@ -289,10 +290,14 @@ def _output_error(error: OSError, path: str) -> OutputError:
 
 
 def _make_folder(folder: str) -> None:
-    while not os.path.isdir(folder):
+    for attempt in range(_FOLDER_ATTEMPTS):
+        if os.path.isdir(folder):
+            return
         try:
             os.makedirs(folder, exist_ok=True)
         except FileNotFoundError:  # Another worker has just deleted the empty folder above.
+            if attempt == _FOLDER_ATTEMPTS - 1:
+                raise
             continue
         _sync_folder(os.path.dirname(folder))
 

@@ -27,7 +27,7 @@ STEADY_SHARE = 0.02  # ... and while it does not.
 LINGER_SECONDS = 10.0
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOG_TAIL_BYTES = 3000
+_LOG_TAIL_BYTES = 1500
 
 
 class CommandFailed(Exception):

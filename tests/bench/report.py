@@ -67,13 +67,16 @@ class Results:
         """Returns the median of an attribute of a row's runs, if there are any."""
         return self.pick(section, row, what, statistics.median)
 
-    def start_up_cpu(self, section: str, row: str) -> float | None:
+    def start_up_cpu(
+        self, section: str, row: str, choose: Choose = statistics.median
+    ) -> float | None:
         """Returns the CPU seconds of a row's command on 10 records."""
-        return self.median(f"{START_UP} {section}", row, "cpu")
+        return self.pick(f"{START_UP} {section}", row, "cpu", choose)
 
     def net_cpu(self, section: str, row: str, choose: Choose = statistics.median) -> float | None:
         """Returns the CPU seconds of a row without those of its start-up."""
-        cpu, start_up = self.pick(section, row, "cpu", choose), self.start_up_cpu(section, row)
+        cpu = self.pick(section, row, "cpu", choose)
+        start_up = self.start_up_cpu(section, row, choose)
         return None if cpu is None or start_up is None else cpu - start_up
 
     def gigabytes(self, section: str) -> float:

@@ -1,0 +1,110 @@
+"""Runs whole jobs and reads back what they wrote, with readers that are not ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader
+from google_crc32c import value as crc32c
+
+from pipelines.cli import main
+
+GRISTMILL = [sys.executable, "-P", "-m", "pipelines"]
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns a record as TFRecord frames it."""
+    length = struct.pack("<Q", len(payload))
+    return length + _masked(length) + payload + _masked(payload)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def payload(file: int, number: int) -> bytes:
+    """Content that shows loss, order and duplication."""
+    return b"record-%02d-%06d " % (file, number) * (1 + number % 7)
+
+
+def write_tfrecord(path: Path, payloads: list[bytes]) -> Path:
+    """Writes a TFRecord file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(frame, payloads)))
+    return path
+
+
+def convert(*arguments: str | Path) -> int:
+    """Runs `gristmill convert` in this process, without workers, and returns the exit status."""
+    return main(["convert", "--workers", "0", *map(str, arguments)])
+
+
+def spawn(
+    arguments: list[str | Path], cwd: Path, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a gristmill command as a process of its own."""
+    whole = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **(env or {})}
+    command = [*GRISTMILL, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=600, **options)
+
+
+def read_array_record(path: Path) -> list[bytes]:
+    """Returns all records of a file, with array_record's own reader."""
+    reader = ArrayRecordReader(os.fspath(path))
+    assert reader.ok(), path
+    records = list(reader.read(0, reader.num_records())) if reader.num_records() else []
+    reader.close()
+    return records
+
+
+def shards(out: Path) -> list[Path]:
+    """Returns the final shard files by name."""
+    return sorted(out.glob("*.array_record-*"))
+
+
+def records(out: Path) -> list[bytes]:
+    """Returns all records of an output directory, in order of the shard names."""
+    return [record for path in shards(out) for record in read_array_record(path)]
+
+
+def dead_letters(out: Path) -> list[dict[str, Any]]:
+    """Returns all dead letters, in order."""
+    lines: list[dict[str, Any]] = []
+    for path in sorted((out / "_dead_letters").glob("*.jsonl")):
+        lines += [json.loads(line) for line in path.read_bytes().splitlines()]
+    return lines
+
+
+def report(out: Path) -> dict[str, Any]:
+    """Returns report.json."""
+    return dict(json.loads((out / "_gristmill/report.json").read_text()))
+
+
+def content(out: Path) -> dict[str, str]:
+    """Returns a digest by name of all that must be the same in every run: shards, manifest, dead letters."""
+    found = {}
+    for path in sorted([*out.glob("*.array_record-*"), out / "manifest.json", *(out / "_dead_letters").glob("*")]):
+        data = path.read_bytes()
+        if path.suffix == ".jsonl":
+            data = b"\n".join(_without_traceback(line) for line in data.splitlines())
+        found[path.name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _without_traceback(line: bytes) -> bytes:
+    fields = json.loads(line)
+    del fields["traceback"]
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def tree(out: Path) -> set[str]:
+    """Returns the names of all files below a folder."""
+    return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}

@@ -1,0 +1,217 @@
+"""The lock: one writer an output directory, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import WorstStore
+
+from transforms.job_lock import LOCK_NAME, JobLock, LockedError, describe, is_stale, read_lock
+from transforms.store import LocalStore, OutputError, Store
+
+
+@pytest.fixture(params=["local", "worst"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return LocalStore(str(tmp_path / "out")) if request.param == "local" else WorstStore()
+
+
+def holder_of(store: Store) -> dict[str, Any]:
+    """The entry of the lock, which must be held."""
+    found = read_lock(store)
+    assert found is not None
+    return found[0]
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """The entry of a process of another host that has just renewed it."""
+    fields = {"host": "elsewhere", "pid": 1, "pid_started": "1", "token": "other", "heartbeat": time.time()}
+    return {**fields, **changes}
+
+
+def start_of(pid: int) -> str:
+    """When a process began, as /proc says."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits up to ten seconds."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.005)
+
+
+class TestHolding:
+    def test_lock_says_who_holds_it_and_is_gone_afterwards(self, store: Store) -> None:
+        with JobLock(store):
+            holder = holder_of(store)
+            assert (holder["host"], holder["pid"]) == (socket.gethostname(), os.getpid())
+            assert holder["pid_started"] == start_of(os.getpid())
+            assert abs(holder["heartbeat"] - time.time()) < 10
+        assert list(store.list("")) == []
+
+    def test_lock_is_released_when_the_job_fails(self, store: Store) -> None:
+        with pytest.raises(KeyboardInterrupt), JobLock(store):
+            raise KeyboardInterrupt
+        assert list(store.list("")) == []
+
+    def test_second_holder_is_refused_and_told_who_holds_it(self, store: Store) -> None:
+        with JobLock(store):
+            before = holder_of(store)
+            with pytest.raises(LockedError, match=f"process {os.getpid()} on {socket.gethostname()}"), JobLock(store):
+                pytest.fail("two hold the lock")
+            assert holder_of(store) == before
+        with JobLock(store):
+            pass
+
+    def test_one_of_sixteen_threads_gets_it(self, store: Store) -> None:
+        entered: list[int] = []
+        refused: list[int] = []
+        barrier = threading.Barrier(16)
+        done = threading.Event()
+
+        def attempt(number: int) -> None:
+            barrier.wait()
+            try:
+                with JobLock(store):
+                    entered.append(number)
+                    done.wait(20)
+            except LockedError:
+                refused.append(number)
+                if len(refused) == 15:
+                    done.set()
+
+        threads = [threading.Thread(target=attempt, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(entered), len(refused)) == (1, 15)
+        assert list(store.list("")) == []
+
+    def test_no_thread_is_left_behind(self, store: Store) -> None:
+        before = threading.active_count()
+        for _ in range(3):
+            with JobLock(store, heartbeat_secs=0.01):
+                pass
+        assert threading.active_count() == before
+
+
+class TestHeartbeat:
+    def test_lock_is_renewed(self, store: Store) -> None:
+        with JobLock(store, heartbeat_secs=0.01):
+            first = holder_of(store)
+            wait_until(lambda: holder_of(store)["heartbeat"] > first["heartbeat"])
+            assert {**holder_of(store), "heartbeat": 0} == {**first, "heartbeat": 0}
+
+    @pytest.mark.parametrize("error", [OutputError("disk full"), OSError("stale handle")])
+    def test_beat_that_fails_is_followed_by_the_next(self, error: Exception) -> None:
+        store = WorstStore()
+        with JobLock(store, heartbeat_secs=0.02):
+            first = holder_of(store)
+            for number in range(1, 6):
+                store.fail_at(number, error)
+            time.sleep(0.2)
+            store.restart()
+            wait_until(lambda: holder_of(store)["heartbeat"] > first["heartbeat"] + 0.1)
+
+    def test_holder_that_was_taken_over_does_not_take_the_lock_back(self, store: Store) -> None:
+        """It was suspended for so long that another host took it for dead, and now it wakes up."""
+        with JobLock(store, heartbeat_secs=0.02):
+            store.put(LOCK_NAME, json.dumps(entry()).encode())
+            time.sleep(0.2)
+            assert holder_of(store)["token"] == "other"
+        assert holder_of(store)["token"] == "other"
+
+
+class TestTakeover:
+    def take_over(self, store: Store, holder: dict[str, Any] | bytes) -> None:
+        """Enters a directory that is locked by `holder`."""
+        store.put(LOCK_NAME, holder if isinstance(holder, bytes) else json.dumps(holder).encode())
+        with JobLock(store):
+            assert holder_of(store)["pid"] == os.getpid()
+        assert list(store.list("")) == []
+
+    def test_lock_of_a_process_that_was_killed(self, tmp_path: Path) -> None:
+        store = LocalStore(str(tmp_path))
+        program = (
+            "import os, signal, sys; from transforms.store import LocalStore; from transforms.job_lock import JobLock\n"
+            "JobLock(LocalStore(sys.argv[1])).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+        assert holder_of(store)["host"] == socket.gethostname()
+        with JobLock(store):
+            assert holder_of(store)["pid"] == os.getpid()
+
+    def test_lock_of_a_number_that_another_process_has_now(self, store: Store) -> None:
+        self.take_over(store, entry(host=socket.gethostname(), pid=os.getppid(), pid_started="1"))
+
+    def test_lock_of_another_host_whose_heartbeat_stopped(self, store: Store) -> None:
+        self.take_over(store, entry(heartbeat=time.time() - 1000))
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"null", b"[1]", b"\xff", b'{"heartbeat": "x"}', b'{"pid": "x"}'])
+    def test_lock_that_nobody_can_read(self, store: Store, content: bytes) -> None:
+        self.take_over(store, content)
+
+    def test_two_that_take_over_at_once_have_one_winner(self, store: Store) -> None:
+        for _ in range(20):
+            store.put(LOCK_NAME, json.dumps(entry(heartbeat=0)).encode())
+            inside: list[int] = []
+            most: list[int] = []
+            barrier = threading.Barrier(4)
+
+            def attempt(inside: list[int] = inside, most: list[int] = most, barrier: Any = barrier) -> None:
+                barrier.wait()
+                try:
+                    with JobLock(store):
+                        inside.append(1)
+                        most.append(len(inside))
+                        time.sleep(0.005)
+                        inside.pop()
+                except LockedError:
+                    pass
+
+            threads = [threading.Thread(target=attempt) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert most and max(most) == 1
+
+
+class TestIsStale:
+    def test_running_process_of_this_host_is_not_stale_whatever_its_heartbeat(self) -> None:
+        pid = os.getppid()
+        assert not is_stale(entry(host=socket.gethostname(), pid=pid, pid_started=start_of(pid), heartbeat=0))
+
+    @pytest.mark.parametrize(("age", "stale"), [(0, False), (100, False), (130, True)])
+    def test_other_hosts_are_judged_by_their_heartbeat(self, age: float, stale: bool) -> None:
+        assert is_stale(entry(heartbeat=time.time() - age)) is stale
+
+    def test_clock_ahead_of_ours_is_not_stale(self) -> None:
+        assert not is_stale(entry(heartbeat=time.time() + 3600))
+
+    def test_process_name_with_brackets_and_spaces_has_a_start(self, tmp_path: Path) -> None:
+        program = tmp_path / "a) b (c"
+        program.symlink_to("/bin/sleep")
+        with subprocess.Popen([str(program), "20"]) as process:
+            try:
+                holder = entry(host=socket.gethostname(), pid=process.pid, pid_started=start_of(process.pid))
+                assert not is_stale(holder)
+            finally:
+                process.kill()
+        assert is_stale(holder)
+
+
+def test_describe_names_process_host_and_age() -> None:
+    assert describe(entry(heartbeat=time.time() - 42)) == "process 1 on elsewhere (last heartbeat 42 s ago)"
