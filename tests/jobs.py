@@ -48,12 +48,22 @@ def convert(*arguments: str | Path) -> int:
 
 
 def spawn(
-    arguments: list[str | Path], cwd: Path, env: dict[str, str] | None = None, **options: Any
+    arguments: list[str | Path],
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    prefix: list[str] | None = None,
+    timeout_secs: float = 600,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a gristmill command as a process of its own."""
-    whole = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **(env or {})}
-    command = [*GRISTMILL, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=600, **options)
+    """Runs a gristmill command as a process of its own, `prefix` before it on the command line."""
+    command = [*(prefix or []), *GRISTMILL, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=timeout_secs, check=False
+    )
+
+
+def environment(changes: dict[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment in which a gristmill process finds this checkout."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **(changes or {})}
 
 
 def read_array_record(path: Path) -> list[bytes]:

@@ -1,0 +1,127 @@
+"""`kill -9` of the whole process group at any moment; then the same command gives the same bytes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jobs
+import pytest
+
+STEP = "import time\n\ndef slow(value):\n    time.sleep({secs})\n    return value\n"
+HOOKS = str(Path(__file__).parent.parent / "hooks")
+
+
+@dataclasses.dataclass
+class Job:
+    """A corpus whose conversion takes a while without taking CPU."""
+
+    folder: Path
+    num_shards: int
+    workers: int
+
+    def command(self, out: str) -> list[str]:
+        steps = ["--step", "slow_step:slow", "--shards", str(self.num_shards), "--workers", str(self.workers)]
+        return ["convert", "--input", "in/*", "--output", out, *steps]
+
+    def start(self, out: str, stop: str = "") -> subprocess.Popen[bytes]:
+        env = jobs.environment({"GRISTMILL_TEST_STOP": stop} if stop else None)
+        env["PYTHONPATH"] = os.pathsep.join([HOOKS, env["PYTHONPATH"]])
+        log = (self.folder / f"{out}.log").open("wb")
+        command = [*jobs.GRISTMILL, *self.command(out)]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def committed(self, out: str) -> dict[str, int]:
+        """Returns the inode of every ledger: a shard that is made again gets another one."""
+        folder = self.folder / out / "_gristmill/shards"
+        return {path.name: path.stat().st_ino for path in folder.glob("*.json")} if folder.exists() else {}
+
+    def kill_when(self, out: str, ready: Callable[[], bool], stop: str = "") -> None:
+        process = self.start(out, stop)
+        deadline = time.monotonic() + 240
+        while not ready():
+            assert process.poll() is None, (self.folder / f"{out}.log").read_text()
+            assert time.monotonic() < deadline, "the moment never came"
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def finish(self, out: str) -> None:
+        """Runs the same command again and checks that nothing committed was made again."""
+        before = self.committed(out)
+        for path in jobs.shards(self.folder / out):
+            jobs.read_array_record(path)  # Nothing under a final name is partial.
+        process = self.start(out)
+        assert process.wait(timeout=240) == 0, (self.folder / f"{out}.log").read_text()
+        after = self.committed(out)
+        assert {name: after[name] for name in before} == before
+
+
+def make_job(folder: Path, files: int, records: int, secs: float, num_shards: int, workers: int) -> Job:
+    for file in range(files):
+        jobs.write_tfrecord(folder / f"in/f{file}.tfrecord", [jobs.payload(file, i) for i in range(records)])
+    with (folder / "in/f0.tfrecord").open("ab") as file:
+        file.write(b"damaged tail")
+    (folder / "slow_step.py").write_text(STEP.format(secs=secs))
+    return Job(folder, num_shards, workers)
+
+
+def check_outcome(job: Job, out: str, reference: dict[str, str]) -> None:
+    assert jobs.content(job.folder / out) == reference
+    left = [name for name in jobs.tree(job.folder / out) if "attempts" in name or "lock" in name or ".gristmill-" in name]
+    assert left == []
+
+
+def test_killed_job_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    job = make_job(tmp_path, files=2, records=400, secs=0.005, num_shards=12, workers=0)
+    assert job.start("reference").wait() == 0
+    job.kill_when("out", lambda: len(job.committed("out")) >= 5)
+    job.finish("out")
+    check_outcome(job, "out", jobs.content(tmp_path / "reference"))
+
+
+MOMENTS = {
+    "before_commit": "before-put_if_absent _gristmill/shards/00007 {marker}",
+    "after_commit": "after-put_if_absent _gristmill/shards/00021 {marker}",
+    "after_writing_before_commit": "before-put_if_absent _gristmill/shards/00040 {marker}",
+    "before_a_name_is_given": "before-copy array_record-00012-of {marker}",
+    "after_a_name_was_given": "after-copy array_record-00030-of {marker}",
+    "before_manifest": "before-put manifest.json {marker}",
+}
+SHARES = [0.05, 0.25, 0.5, 0.75, 0.95]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
+    job = make_job(tmp_path, files=8, records=500, secs=0.016, num_shards=48, workers=2)
+    started = time.monotonic()
+    assert job.start("reference").wait() == 0, (tmp_path / "reference.log").read_text()
+    assert time.monotonic() - started > 30
+    reference = jobs.content(tmp_path / "reference")
+    assert sum(name.startswith("corpus") and "-of-" in name for name in reference) >= 40
+
+    def at_share(share: float) -> None:
+        out = f"share{share}"
+        job.kill_when(out, lambda: len(job.committed(out)) >= share * job.num_shards)
+        job.finish(out)
+        check_outcome(job, out, reference)
+
+    def at_moment(name: str) -> None:
+        marker = tmp_path / f"{name}.marker"
+        job.kill_when(name, marker.exists, MOMENTS[name].format(marker=marker))
+        job.finish(name)
+        check_outcome(job, name, reference)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(at_share, share) for share in SHARES]
+        waiting += [pool.submit(at_moment, name) for name in MOMENTS]
+        for result in waiting:
+            result.result()
