@@ -13,7 +13,7 @@ from pipelines.config import JobConfig
 from pipelines.errors import UsageError
 from transforms.elements import Input, JobSpec, ShardTask, display_name
 from transforms.formats import FORMATS, guess_format, load_format
-from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs
+from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (
     COMPRESSED_SUFFIXES,
     Estimate,
@@ -75,7 +75,7 @@ def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
         raise UsageError(str(error)) from error
     if not listing.num_inputs:
         raise UsageError(f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found")
-    chosen = _choose_inputs(inputs_path, listing.num_inputs)
+    chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
     spec = _base_spec(config, _choose_format(config, chosen), limit)
     sample = take_sample(chosen, spec)
     estimate = sample.estimate()
@@ -126,19 +126,6 @@ def _base_spec(config: JobConfig, format_name: str, limit: int) -> JobSpec:
         max_count=config.dead_letters.max_count,
         limit=limit,
     )
-
-
-def _choose_inputs(inputs_path: str, num_inputs: int) -> list[Input]:
-    """Returns some readable inputs, evenly spaced."""
-    stride = max(1, num_inputs // SAMPLED_INPUTS)
-    chosen: list[Input] = []
-    with open(inputs_path, "rb") as lines:
-        for _, source in read_inputs(lines):
-            if source.index >= stride * len(chosen) and source.size and source.error is None:
-                chosen.append(source)
-                if len(chosen) == SAMPLED_INPUTS:
-                    break
-    return chosen
 
 
 def _choose_format(config: JobConfig, chosen: list[Input]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fnmatch
 import glob
 import hashlib
@@ -29,6 +30,8 @@ _SYSTEM_NAMES = {b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx"}
 _TEMPORARY_SUFFIXES = (b"~", b".tmp", b".temp", b".swp", b".crdownload", b".incomplete")
 _COMPRESSED = tuple(suffix.encode() for suffix in COMPRESSED_SUFFIXES)
 _ROWS_AT_ONCE = 10_000
+_SCHEME = re.compile(rb"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_quote = json.encoder.encode_basestring
 
 
 class InputPatternError(ValueError):
@@ -71,33 +74,58 @@ class _Lister:
 
     def __init__(self, excluded_folder: bytes) -> None:
         self._excluded = os.path.realpath(excluded_folder)
+        self._working_folder = os.fsencode(os.getcwd()) + b"/"
         self._real_folders: dict[bytes, bytes] = {}
         self.num_skipped = 0
+        self.may_repeat = False  # Whether one file may have been found under two names.
 
-    def expand(self, argument: str, *, must_match: bool = True) -> Iterator[_Found]:
-        """Yields the files of a name, folder, pattern or `@list`."""
+    def expand(self, argument: str) -> Iterator[_Found]:
+        """Yields the files of a name, folder, pattern or `@list`.
+
+        Raises:
+            InputPatternError: It matches nothing.
+        """
         if argument.startswith("@") and not os.path.lexists(argument):
             for line in _list_lines(argument[1:]):
-                yield from self.expand(os.fsdecode(line), must_match=False)
+                yield from self._expand_line(line)
             return
-        if re.match(r"^[a-zA-Z][a-zA-Z0-9+.-]*://", argument):
-            raise InputPatternError(f"input {argument!r}: only files of this machine can be read, got another scheme")
-        path = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), os.fsencode(argument)))
-        if os.path.isdir(path):
-            found = self._walk(path, [b"**"], ())
-        elif os.path.lexists(path) or not glob.has_magic(path):
-            found = iter([self._file(path, None)] if must_match is False or os.path.lexists(path) else [])
-        else:
-            base, parts = _split_pattern(path)
-            found = self._walk(base, parts, ())
+        found = self._expand_path(self._absolute(os.fsencode(argument)))
         first = next(found, None)
-        if first is not None:
-            yield first
-            yield from found
-        elif must_match:
+        if first is None:
             raise InputPatternError(f"input {argument!r} matches no file; check the path, and quote it in the shell")
+        yield first
+        yield from found
+
+    def _absolute(self, name: bytes) -> bytes:
+        if _SCHEME.match(name):
+            raise InputPatternError(f"input {os.fsdecode(name)!r}: expected files of this machine, got another scheme")
+        return _normalize(os.path.join(self._working_folder, name))
+
+    def _expand_line(self, line: bytes) -> Iterator[_Found]:
+        """Yields what a line of a list names; nearly always one file, found with one look."""
+        path = _normalize(line) if line.startswith(b"/") else self._absolute(line)
+        try:
+            info = os.lstat(path)
+        except OSError as error:
+            if glob.has_magic(path):
+                yield from self._expand_path(path)
+                return
+            yield _Found(path, path, 0, 0, *explain_error(error))
+            return
+        if stat.S_ISREG(info.st_mode):
+            yield _Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)
         else:
-            yield _Found(path, path, reason="not_found", error="no file matches this name or pattern")
+            yield from self._expand_path(path)
+
+    def _expand_path(self, path: bytes) -> Iterator[_Found]:
+        if os.path.isdir(path):
+            return self._walk(path, [b"**"], ())
+        if os.path.lexists(path):
+            key = os.path.realpath(path) if os.path.islink(path) else self._real_path(path)
+            return iter([self._file(path, key)])
+        if not glob.has_magic(path):
+            return iter([])
+        return self._walk(*_split_pattern(path), ())
 
     def _walk(self, folder: bytes, parts: list[bytes], above: tuple[bytes, ...]) -> Iterator[_Found]:
         """Yields the files below `folder` that match the remaining parts of a pattern."""
@@ -108,29 +136,39 @@ class _Lister:
         deep = part == b"**"
         if deep and rest:
             yield from self._walk(folder, rest, above)
-        accept = (lambda _: True) if deep else re.compile(fnmatch.translate(os.fsdecode(part))).match
+        accept = None if deep else re.compile(fnmatch.translate(os.fsdecode(part))).match
         try:
             entries = os.scandir(folder)
         except OSError as error:
-            if not above:
-                reason, text = explain_error(error)
-                yield _Found(folder, real, reason=reason, error=text)
+            # Files that cannot even be listed are a loss that must show; only a pattern's missing folder is not.
+            if above or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                yield _Found(folder, real, 0, 0, *explain_error(error))
             return
         with entries:
             for entry in entries:
-                if not accept(os.fsdecode(entry.name)):
+                if accept is not None and not accept(os.fsdecode(entry.name)):
                     continue
                 if _is_folder(entry):
                     yield from self._enter(entry, real, parts if deep else rest, above)
-                elif not rest:
-                    yield from self._offer(entry, real)
+                elif rest:
+                    continue
+                elif _is_skipped(entry.name):
+                    self.num_skipped += 1
+                elif entry.is_symlink():
+                    self.may_repeat = True
+                    yield self._file(entry.path, os.path.realpath(entry.path))
+                else:
+                    yield self._file(entry.path, real + b"/" + entry.name, entry)
 
     def _enter(
         self, entry: os.DirEntry[bytes], real: bytes, parts: list[bytes], above: tuple[bytes, ...]
     ) -> Iterator[_Found]:
         if not parts:
             return
-        target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
+        target = os.path.join(real, entry.name)
+        if entry.is_symlink():
+            self.may_repeat = True
+            target = os.path.realpath(entry.path)
         if target in above or target == real:  # A link to a folder above: its files are reached without it.
             return
         found = self._walk(entry.path, parts, (*above, real))
@@ -139,43 +177,32 @@ class _Lister:
         else:
             yield from found
 
-    def _offer(self, entry: os.DirEntry[bytes], real: bytes) -> Iterator[_Found]:
-        if _is_skipped(entry.name):
-            self.num_skipped += 1
-            return
-        if entry.is_symlink():
-            yield self._file(entry.path, None)
-            return
-        yield self._file(entry.path, os.path.join(real, entry.name), entry)
-
-    def _file(self, path: bytes, key: bytes | None, entry: os.DirEntry[bytes] | None = None) -> _Found:
-        if key is None:
-            key = self._real_path(path)
-        found = _Found(path, key)
+    def _file(self, path: bytes, key: bytes, entry: os.DirEntry[bytes] | None = None) -> _Found:
         try:
             info = entry.stat() if entry is not None else os.stat(path)
         except OSError as error:
-            found.reason, found.error = explain_error(error)
-            return found
+            return _Found(path, key, 0, 0, *explain_error(error))
         if not stat.S_ISREG(info.st_mode):
-            found.reason, found.error = "not_a_file", "neither a regular file nor a link to one"
-            return found
-        found.size, found.mtime_ns = info.st_size, info.st_mtime_ns
-        return found
+            return _Found(path, key, 0, 0, "not_a_file", "neither a regular file nor a link to one")
+        return _Found(path, key, info.st_size, info.st_mtime_ns)
 
     def _real_path(self, path: bytes) -> bytes:
-        """`os.path.realpath`, with the folder looked up once: lists name many files of few folders."""
-        if os.path.islink(path):
-            try:
-                return os.path.realpath(path)
-            except OSError:
-                return path
-        folder, name = os.path.split(path)
-        if folder not in self._real_folders:
+        """Resolves the folder of a file that is no link; lists name many files of few folders."""
+        folder, _, name = path.rpartition(b"/")
+        real = self._real_folders.get(folder)
+        if real is None:
             if len(self._real_folders) > _ROWS_AT_ONCE:
                 self._real_folders.clear()
-            self._real_folders[folder] = os.path.realpath(folder)
-        return os.path.join(self._real_folders[folder], name)
+            real = self._real_folders[folder] = os.path.realpath(folder or b"/")
+        return real + b"/" + name
+
+
+def _normalize(path: bytes) -> bytes:
+    """Takes `//` and `/./` out of an absolute path; `..` behind a link means the folder above the link's target."""
+    if b"/.." in path:
+        folder, name = os.path.split(path)
+        path = os.path.realpath(path) if name == b".." else os.path.join(os.path.realpath(folder), name)
+    return os.path.normpath(path)
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -228,6 +255,7 @@ def _nul_separated(file: BinaryIO) -> Iterator[bytes]:
 _SCHEMA = """
 CREATE TABLE found (pattern INTEGER, name BLOB, key BLOB, size INTEGER, mtime_ns INTEGER, reason TEXT, error TEXT)
 """
+_IN_ORDER = "SELECT name, size, mtime_ns, reason, error FROM found ORDER BY pattern, name"
 _UNIQUE_IN_ORDER = """
 SELECT name, size, mtime_ns, reason, error FROM found AS f WHERE NOT EXISTS (
   SELECT 1 FROM found AS g WHERE g.key = f.key AND (g.pattern, g.name, g.rowid) < (f.pattern, f.name, f.rowid))
@@ -270,8 +298,14 @@ def _fill(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> i
         table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?)", batch)
         table.execute("COMMIT")
         count += len(batch)
-    table.execute("CREATE INDEX by_key ON found (key, pattern, name)")
     return count
+
+
+def _rows_in_order(table: sqlite3.Connection, *, may_repeat: bool) -> Iterator[tuple[bytes, int, int, str | None, str | None]]:
+    if not may_repeat:
+        return table.execute(_IN_ORDER)
+    table.execute("CREATE INDEX by_key ON found (key, pattern, name)")
+    return table.execute(_UNIQUE_IN_ORDER)
 
 
 def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listing:
@@ -293,7 +327,8 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listin
     num_inputs = total_bytes = compressed_bytes = 0
     with _table() as table, open(path, "wb") as out:
         num_found = _fill(table, lister, arguments)
-        for row in table.execute(_UNIQUE_IN_ORDER):
+        may_repeat = lister.may_repeat or len(arguments) > 1 or arguments[0].startswith("@")
+        for row in _rows_in_order(table, may_repeat=may_repeat):
             line = _to_line(*row)
             out.write(line)
             digest.update(line)
@@ -304,12 +339,34 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listin
 
 
 def _to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: str | None) -> bytes:
+    if reason is None:
+        with contextlib.suppress(UnicodeDecodeError):  # The common case, ten million times.
+            return f'{{"name": {_quote(name.decode())}, "size": {size}, "mtime_ns": {mtime_ns}}}\n'.encode()
     fields: dict[str, object] = dict(name_fields("name", os.fsdecode(name)))
     fields["size"] = size
     fields["mtime_ns"] = mtime_ns
     if reason is not None:
         fields["error"] = [reason, error]
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def sample_inputs(path: str, count: int) -> list[Input]:
+    """Returns up to `count` readable inputs, evenly spaced over inputs.jsonl, by looking at that many lines only.
+
+    Their `index` is not known.
+    """
+    found: dict[str, Input] = {}
+    size = os.path.getsize(path)
+    with open(path, "rb") as lines:
+        for number in range(count):
+            lines.seek(size * number // count)
+            if number:
+                lines.readline()  # The rest of the line in which the place lies.
+            for _, source in itertools.islice(read_inputs(lines, lines.tell()), count):
+                if source.size and source.error is None:
+                    found.setdefault(source.name, source)
+                    break
+    return list(found.values())
 
 
 def read_inputs(lines: BinaryIO, offset: int = 0, index: int = 0) -> Iterator[tuple[int, Input]]:
