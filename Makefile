@@ -30,10 +30,14 @@ help: ## print this list
 venv: $(READY) ## create .venv with Gristmill and all that its development needs
 
 $(READY): setup.py pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Gristmill needs Python 3.11 or newer, $(PYTHON) is `$(PYTHON) -V 2>&1`; name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); install Python 3.11, 3.12 or 3.13," \
+		"or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: Gristmill needs Python 3.11 or newer, $(PYTHON) is `$(PYTHON) -V 2>&1`;" \
+		"name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "installing into $(VENV), which takes some minutes the first time"
-	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create environments;" \
+		"on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
@@ -67,7 +71,8 @@ demo: venv ## damaged corpus -> convert -> verify -> read with Grain, in demo-ou
 	@echo "== A corpus of handwritten digits, two of its files damaged"
 	@$(BIN)python tests/demo/make_corpus.py $(DEMO)
 	@echo; echo "== Convert"
-	$(BIN)gristmill convert --config configs/tfrecord.yaml --input '$(DEMO)/raw/*' --output $(DEMO)/corpus --name digits --shards 4
+	$(BIN)gristmill convert --config configs/tfrecord.yaml --input '$(DEMO)/raw/*' --output $(DEMO)/corpus \
+		--name digits --shards 4
 	@echo; echo "== What came out"
 	@find $(DEMO)/corpus -type f | sort
 	@echo; echo "== The dead letters"
@@ -98,7 +103,7 @@ need-%:
 convert-local: need-INPUT need-OUTPUT venv ## convert on this machine: INPUT='raw/*' OUTPUT=out [CONFIG=...] [FLAGS=...]
 	$(BIN)gristmill convert --config '$(CONFIG)' --input '$(INPUT)' --output '$(OUTPUT)' $(FLAGS)
 
-dry-run: need-INPUT need-OUTPUT venv ## print plan and prediction, write nothing: INPUT=... OUTPUT=... [CONFIG=...] [FLAGS=...]
+dry-run: need-INPUT need-OUTPUT venv ## print the plan, write nothing: INPUT=... OUTPUT=... [CONFIG=...] [FLAGS=...]
 	$(BIN)gristmill convert --config '$(CONFIG)' --input '$(INPUT)' --output '$(OUTPUT)' --dry-run $(FLAGS)
 
 verify-local: EXAMPLE := OUTPUT=out/mine

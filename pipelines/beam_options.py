@@ -8,17 +8,18 @@ from typing import Any
 from pipelines.errors import UsageError, did_you_mean
 
 GRISTMILL_FLAGS = (
-    "--input --output --config --format --name --split --shards --step --set --dry-run --limit --overwrite --workers"
-).split()
+    *("--input", "--output", "--config", "--format", "--name", "--split", "--shards", "--step", "--set"),
+    *("--dry-run", "--limit", "--overwrite", "--workers"),
+)
 
 
 def beam_option_names() -> set[str]:
     """Returns the name of every pipeline option that Beam knows, without dashes."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    parser: Any = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
     for options in PipelineOptions.__subclasses__():
-        options._add_argparse_args(parser)  # type: ignore[attr-defined]
+        options._add_argparse_args(parser)
     return {name.lstrip("-") for action in parser._actions for name in action.option_strings}
 
 

@@ -48,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
 
 
@@ -81,10 +83,16 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="step of the library, or module:function of your own; may be repeated, in order",
     )
     clean.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", dest="changes", help="change one config key, such as write.group_size=1"
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        dest="changes",
+        help="change one config key, such as write.group_size=1",
     )
     run = convert.add_argument_group("running")
-    run.add_argument("--dry-run", action="store_true", help="print plan, prediction and what the steps do; write nothing")
+    run.add_argument(
+        "--dry-run", action="store_true", help="print plan, prediction and what the steps do; write nothing"
+    )
     run.add_argument("--limit", type=int, metavar="N", help="convert only the first N records")
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
     run.add_argument(

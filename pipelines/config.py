@@ -244,5 +244,3 @@ def _known_keys(location: list[str]) -> list[str]:
         if model is None or not hasattr(model, "model_fields"):
             return []
     return list(model.model_fields)
-
-

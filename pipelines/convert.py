@@ -117,9 +117,8 @@ def _open_output(config: JobConfig) -> Store:
 def _convert(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
     """Holds the lock, runs the pipeline and reports."""
     try:
-        with JobLock(store):
-            with log_to_job(store):
-                return _convert_locked(store, config, job, flags, workers)
+        with JobLock(store), log_to_job(store):
+            return _convert_locked(store, config, job, flags, workers)
     except LockedError as error:
         print(f"gristmill convert: {error}; wait for it, or stop it", file=sys.stderr)
         return FAILED

@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from pipelines.errors import DONE, UsageError
 from transforms.dead_letters import BadRecordError
-from transforms.elements import Input, JobSpec, display_name
+from transforms.elements import DeadLetter, Input, JobSpec, display_name
 from transforms.formats import guess_format
 from transforms.formats.tfrecord import detect_compression
 from transforms.shard_reader import read_input
@@ -104,8 +104,7 @@ def _read(source: Input, format_name: str, num_records: int) -> dict[str, Any]:
             if len(shown) < num_records:
                 shown.append(repr(record[:_SHOWN_BYTES]))
             features.add(record)
-        for letter in chunk.dead:
-            damage.append({"position": letter.position, "length": letter.length, "reason": letter.reason, "error": letter.error})
+        damage += [_describe_damage(letter) for letter in chunk.dead]
     mean = round(sizes.total / sizes.count, 1) if sizes.count else 0
     record_bytes = {"total": sizes.total, "smallest": sizes.smallest, "mean": mean, "largest": sizes.largest}
     return {
@@ -115,6 +114,10 @@ def _read(source: Input, format_name: str, num_records: int) -> dict[str, Any]:
         "features": features.describe(),
         "first_records": shown,
     }
+
+
+def _describe_damage(letter: DeadLetter) -> dict[str, Any]:
+    return {"position": letter.position, "length": letter.length, "reason": letter.reason, "error": letter.error}
 
 
 class _Features:
@@ -150,7 +153,8 @@ def _print(found: dict[str, Any]) -> None:
     options = found.get("writer_options") or found.get("compression") or "not readable"
     print(f"{found['file']}: {found['format']} ({options}), {found['bytes']:,} bytes")
     sizes = found["record_bytes"]
-    print(f"  records   {found['records']:,}; bytes each {sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,}")
+    each = f"{sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,}"
+    print(f"  records   {found['records']:,}; bytes each {each}")
     for entry in found["damage"][:20]:
         print(f"  damage    at {entry['position']:,}, {entry['length']:,} bytes: {entry['reason']}: {entry['error']}")
     if len(found["damage"]) > 20:

@@ -28,7 +28,9 @@ def log_to_job(store: Store) -> Iterator[None]:
     if isinstance(store, LocalStore):
         folder = os.path.join(store.root, "_gristmill")
         os.makedirs(folder, exist_ok=True)
-        handlers.append(logging.FileHandler(os.path.join(folder, "job.log"), encoding="utf-8", errors="backslashreplace"))
+        handlers.append(
+            logging.FileHandler(os.path.join(folder, "job.log"), encoding="utf-8", errors="backslashreplace")
+        )
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level

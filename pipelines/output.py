@@ -70,7 +70,8 @@ def _foreign_file(store: Store, spec: JobSpec) -> str | None:
 def _differences(old: dict[str, object], new: dict[str, object]) -> str:
     """Returns which parts of the job changed, for example "inputs and write.compression changed"."""
     before, after = old["fingerprint"], new["fingerprint"]
-    assert isinstance(before, dict) and isinstance(after, dict)
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
     changed: list[str] = []
     for key in after:
         one, other = before.get(key), after[key]

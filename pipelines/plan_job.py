@@ -74,7 +74,9 @@ def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
     except InputPatternError as error:
         raise UsageError(str(error)) from error
     if not listing.num_inputs:
-        raise UsageError(f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found")
+        raise UsageError(
+            f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found"
+        )
     chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
     spec = _base_spec(config, _choose_format(config, chosen), limit)
     sample = take_sample(chosen, spec)
@@ -143,7 +145,9 @@ def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
         if guess is not None:
             return guess
     names = ", ".join(display_name(source.name) for source in chosen[:3])
-    raise UsageError(f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}")
+    raise UsageError(
+        f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}"
+    )
 
 
 def _cut(
@@ -206,11 +210,13 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, tot
         chosen = spec.writer_options.split(",", 1)[1]
         notes.append(f"compression {chosen}: zstd:3 saves {saving:.0%} on {len(sample.payloads)} sampled payloads")
     if config.write.group_size > 1:
-        notes.append(f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record")
+        notes.append(
+            f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record"
+        )
     if layout.num_shards and spec.num_shards != layout.num_shards and config.write.shards.isdigit() and not spec.limit:
         notes.append(
-            f"{layout.num_shards} shards were asked for, {spec.num_shards} planned: the input cannot be split everywhere; "
-            f"compressed files start a new shard each {layout.part_max_bytes:,} bytes"
+            f"{layout.num_shards} shards were asked for, {spec.num_shards} planned: the input cannot be split "
+            f"everywhere; compressed files start a new shard each {layout.part_max_bytes:,} bytes"
         )
     return notes
 

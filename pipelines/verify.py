@@ -55,12 +55,12 @@ def find_differences(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
         store: The output directory.
         rebuilt: The report as the ledgers tell it.
     """
-    spec, header = load_spec(store)
+    spec, _ = load_spec(store)
     if rebuilt["status"] == "incomplete":
         yield f"{rebuilt['message']}; run convert again"
         return
     if not is_balanced(rebuilt):
-        yield f"the books do not balance: {({name: rebuilt[name] for name in COUNTS})}"
+        yield f"the books do not balance: { ({name: rebuilt[name] for name in COUNTS}) }"
     yield from _compare_report(store, rebuilt)
     yield from _compare_manifest(store, spec, rebuilt)
     yield from _check_ledgers(store, spec)
@@ -72,7 +72,16 @@ def _compare_report(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
     if report is None:
         yield "there is no report.json"
         return
-    for name in (*COUNTS, "bytes_read", "bytes_written", "bytes_dead", "files_seen", "files_read", "files_empty", "files_dead"):
+    for name in (
+        *COUNTS,
+        "bytes_read",
+        "bytes_written",
+        "bytes_dead",
+        "files_seen",
+        "files_read",
+        "files_empty",
+        "files_dead",
+    ):
         if report.get(name) != rebuilt[name]:
             yield f"report.json says {name} {report.get(name)}, the ledgers say {rebuilt[name]}"
 
@@ -100,7 +109,7 @@ def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
         books = ledger.books()
         shard = info.task.shard
         if not is_balanced(books):
-            yield f"the books of shard {shard} do not balance: {({name: books[name] for name in COUNTS})}"
+            yield f"the books of shard {shard} do not balance: { ({name: books[name] for name in COUNTS}) }"
         for row in ledger.rows:
             if row.read + row.added != row.written + row.dropped + row.dead:
                 yield f"the books of input {row.index} in shard {shard} do not balance"

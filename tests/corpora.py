@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gzip
+import itertools
+import json
 import os
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from transforms.books import JobBooks, SourceRow, add_rows, add_up, edges_of
-from transforms.elements import Chunk, DeadLetter, Input, JobSpec, ShardInfo, ShardTask, Span
+from transforms.elements import Chunk, DeadLetter, Input, JobSpec, ShardInfo, ShardTask, Span, name_fields
 from transforms.sources import RandomAccessFile
 
 FRAME_BYTES = 16
@@ -128,13 +131,15 @@ def swap_blocks(data: bytes, first: int, second: int, num_bytes: int) -> bytes:
     """Two blocks that do not overlap, exchanged."""
     low, high = sorted((first, second))
     num_bytes = min(num_bytes, high - low, len(data) - high)
-    return b"".join((
-        data[:low],
-        data[high : high + num_bytes],
-        data[low + num_bytes : high],
-        data[low : low + num_bytes],
-        data[high + num_bytes :],
-    ))
+    return b"".join(
+        (
+            data[:low],
+            data[high : high + num_bytes],
+            data[low + num_bytes : high],
+            data[low : low + num_bytes],
+            data[high + num_bytes :],
+        )
+    )
 
 
 DAMAGES = ("flip", "cut", "zero", "insert", "remove", "swap")
@@ -262,10 +267,9 @@ def gather(chunks: Iterable[Chunk]) -> RangeResult:
     return result
 
 
-def make_spec(root: str = "", **changes: object) -> JobSpec:
+def make_spec(root: str = "", **changes: Any) -> JobSpec:
     """A job that reads TFRecord."""
-    values: dict[str, object] = {"root": root, "plan_id": "plan", "num_shards": 1, "format": "tfrecord", **changes}
-    return JobSpec(**values)  # type: ignore[arg-type]
+    return JobSpec(**{"root": root, "plan_id": "plan", "num_shards": 1, "format": "tfrecord", **changes})
 
 
 def read_bytes(
@@ -273,7 +277,7 @@ def read_bytes(
     data: bytes | MemoryFile,
     start: int = 0,
     end: int | None = None,
-    **changes: object,
+    **changes: Any,
 ) -> RangeResult:
     """Reads a range of bytes in memory, the whole of them by default."""
     file = MemoryFile(data) if isinstance(data, bytes) else data
@@ -284,7 +288,7 @@ def read_bytes(
 def cut_ranges(size: int, cuts: Iterable[int]) -> list[tuple[int, int]]:
     """The ranges between cuts, to the end of the file."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < size}), size]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 def as_shard(shard: int, result: RangeResult, size: int) -> ShardInfo:
@@ -302,7 +306,7 @@ def add_up_ranges(results: Sequence[RangeResult], size: int) -> JobBooks:
     return add_up(as_shard(shard, result, size) for shard, result in enumerate(results))
 
 
-def read_again(read_range: ReadRange, data: bytes, start: int, end: int, start_at: int, **changes: object) -> RangeResult:
+def read_again(read_range: ReadRange, data: bytes, start: int, end: int, start_at: int, **changes: Any) -> RangeResult:
     """Reads a range from the boundary at which the range before it ended."""
     if start_at >= end:
         return RangeResult(spans=[Span(start, end, None, None)])
@@ -329,7 +333,7 @@ def first_gap(results: Sequence[RangeResult]) -> tuple[int, int] | None:
 
 
 def read_until_they_meet(
-    read_range: ReadRange, data: bytes, ranges: Sequence[tuple[int, int]], **changes: object
+    read_range: ReadRange, data: bytes, ranges: Sequence[tuple[int, int]], **changes: Any
 ) -> tuple[list[RangeResult], bool]:
     """Reads every range on its own, and again those that `add_up` calls apart; says whether there were any."""
     results = [read_bytes(read_range, data, start, end, **changes) for start, end in ranges]
@@ -373,6 +377,16 @@ def listed(path: Path, index: int = 0) -> Input:
     """A file as it is listed."""
     info = os.stat(path)
     return Input(index, str(path), info.st_size, info.st_mtime_ns)
+
+
+def input_lines(sources: Iterable[Input]) -> list[bytes]:
+    """The lines of inputs.jsonl."""
+    lines = []
+    for source in sources:
+        fields: dict[str, Any] = {**name_fields("name", source.name), "size": source.size, "mtime_ns": source.mtime_ns}
+        fields |= {"error": source.error} if source.error else {}
+        lines.append(json.dumps(fields).encode() + b"\n")
+    return lines
 
 
 def write_array_record(path: Path, records: Iterable[bytes], options: str = "group_size:1,zstd:3") -> Input:

@@ -1,4 +1,4 @@
-"""Fakes that the tests share: the worst object store there is, and a scheduler that interleaves attempts in every order.
+"""Fakes that the tests share: the worst object store there is, and a scheduler that runs attempts in every order.
 
 Toy content is arithmetic (`record-000042`), so that loss, order and duplication show in a plain comparison.
 """
@@ -11,10 +11,13 @@ import io
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from array_record.python.array_record_module import ArrayRecordReader
@@ -323,7 +326,9 @@ def make_source(index: int = 0, size: int = 1000) -> Input:
 def make_letter(number: int, payload: bytes | None = b"") -> DeadLetter:
     """Returns a dead letter whose position and payload are its number."""
     payload = b"dead-%06d" % number if payload == b"" else payload
-    return DeadLetter(make_source().name, number, 11, "read", "data_checksum", error=f"letter {number}", payload=payload)
+    return DeadLetter(
+        make_source().name, number, 11, "read", "data_checksum", error=f"letter {number}", payload=payload
+    )
 
 
 def make_batch(records: Iterable[bytes] = (), *, sequence: int = 0, shard: int = 0, **changes: Any) -> RecordBatch:
@@ -347,3 +352,41 @@ def read_array_record(store: Store, name: str) -> list[bytes]:
             return list(reader.read_all()) if reader.num_records() else []
         finally:
             reader.close()
+
+
+# Running things.
+
+
+def files_below(root: str | Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden and temporary ones too."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(Path(root).rglob("*")) if path.is_file()}
+
+
+def run_together(functions: list[Callable[[], Any]]) -> list[Any]:
+    """Runs functions in threads at once and returns what they return; the first exception is raised."""
+    results: list[Any] = [None] * len(functions)
+    errors: list[BaseException] = []
+    together = threading.Barrier(len(functions))
+
+    def body(number: int) -> None:
+        together.wait()
+        try:
+            results[number] = functions[number]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=20, check=False
+    )

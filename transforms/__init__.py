@@ -37,7 +37,7 @@ _MODULE_OF = {
     "register_store": "transforms.store",
 }
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  (one list, not two that drift apart)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -239,9 +239,11 @@ def judge(books: JobBooks, max_fraction: float, max_count: int | None) -> Verdic
     dead = totals["records_dead"]
     if books.apart:
         shards = [info.task.shard for info, _ in books.apart][:10]
-        return Verdict("unbalanced", f"ranges do not meet before shards {shards}; an input changed while it was read", fraction)
+        return Verdict(
+            "unbalanced", f"ranges do not meet before shards {shards}; an input changed while it was read", fraction
+        )
     if not is_balanced(totals):
-        return Verdict("unbalanced", f"the books do not balance: {({k: totals[k] for k in COUNTS})}", fraction)
+        return Verdict("unbalanced", f"the books do not balance: { ({k: totals[k] for k in COUNTS}) }", fraction)
     if max_count is not None and dead > max_count:
         return Verdict("over_budget", f"{dead} dead letters; dead_letters.max_count allows {max_count}", fraction)
     if fraction[worst] > max_fraction:

@@ -44,15 +44,18 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
         frames = "".join(traceback.format_tb(error.__traceback__))
     except BaseException:
         frames = ""
-    return type(error).__qualname__, safe_text(message, MAX_ERROR_CHARS), safe_text(frames[-MAX_TRACEBACK_CHARS:], MAX_TRACEBACK_CHARS)
+    return (
+        type(error).__qualname__,
+        safe_text(message, MAX_ERROR_CHARS),
+        safe_text(frames[-MAX_TRACEBACK_CHARS:], MAX_TRACEBACK_CHARS),
+    )
 
 
 def from_exception(error: BaseException, source: str, position: int, payload: bytes, step: str) -> DeadLetter:
     """Returns the dead letter of a source record that a step failed on."""
     error_type, message, frames = describe_exception(error)
     reason = error.reason if isinstance(error, BadRecordError) else "exception"
-    letter = DeadLetter(source, position, len(payload), step, reason, error_type, message, frames, payload)
-    return letter
+    return DeadLetter(source, position, len(payload), step, reason, error_type, message, frames, payload)
 
 
 def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: int) -> bytes:

@@ -264,7 +264,7 @@ class ShardInfo:
 
 
 def display_name(name: str) -> str:
-    """The name as valid UTF-8: bytes that are not stand as `\\xNN`."""
+    r"""The name as valid UTF-8: bytes that are not stand as `\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

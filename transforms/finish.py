@@ -67,8 +67,10 @@ def write_report(store: Store, report: dict[str, Any]) -> None:
 
 
 def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
-    """Deletes shard files that are not of this set, and what an older set left behind: shards of an older count
-    beside the new ones would double the data of everyone who opens them by pattern."""
+    """Deletes shard files that are not of this set, and what an older set left behind.
+
+    Shards of an older count beside the new ones would double the data of everyone who opens them by pattern.
+    """
     pattern = shard_file_pattern(spec)
     folder = spec.template.split("{", 1)[0]
     old = [name for name, _ in store.list(folder) if pattern.fullmatch(name)]

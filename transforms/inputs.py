@@ -301,7 +301,9 @@ def _fill(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> i
     return count
 
 
-def _rows_in_order(table: sqlite3.Connection, *, may_repeat: bool) -> Iterator[tuple[bytes, int, int, str | None, str | None]]:
+def _rows_in_order(
+    table: sqlite3.Connection, *, may_repeat: bool
+) -> Iterator[tuple[bytes, int, int, str | None, str | None]]:
     if not may_repeat:
         return table.execute(_IN_ORDER)
     table.execute("CREATE INDEX by_key ON found (key, pattern, name)")
@@ -335,7 +337,9 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listin
             num_inputs += 1
             total_bytes += row[1]
             compressed_bytes += row[1] if row[0].lower().endswith(_COMPRESSED) else 0
-    return Listing(num_inputs, total_bytes, compressed_bytes, lister.num_skipped, num_found - num_inputs, digest.hexdigest())
+    return Listing(
+        num_inputs, total_bytes, compressed_bytes, lister.num_skipped, num_found - num_inputs, digest.hexdigest()
+    )
 
 
 def _to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: str | None) -> bytes:

@@ -33,7 +33,8 @@ class ReadPlan(beam.PTransform):
         return (
             begin
             | "Start" >> beam.Impulse()
-            | "ListShards" >> beam.FlatMap(_list_for, self.root, self.num_workers)  # (turn, (shard, offset in the plan))
+            | "ListShards"
+            >> beam.FlatMap(_list_for, self.root, self.num_workers)  # (turn, (shard, offset in the plan))
             | "Spread" >> beam.GroupByKey()
             | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.root))  # ShardTask
         )

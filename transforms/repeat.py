@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from transforms.books import add_up
 from transforms.elements import JobSpec, ShardInfo, ShardTask
+from transforms.ledger import find_ledger
 from transforms.shard_reader import read_shard
 from transforms.shard_writer import ShardWriter
-from transforms.ledger import find_ledger
 from transforms.steps.chain import StepChain
 from transforms.store import OutputError, Store
 
 _MAX_ROUNDS = 8
-"""One round settles every mistaken start; more are for mistakes that hid others, and each round settles one at least."""
+"""One round settles every mistaken start; more are for mistakes that hid others. Each settles one at least."""
 
 
 def find_apart(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]:

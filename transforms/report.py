@@ -149,7 +149,11 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
     books = add_up(infos)
     verdict = judge(books, spec.max_fraction, spec.max_count)
     incomplete = tally.num_committed < header["num_shards"]
-    message = f"{tally.num_committed} of {header['num_shards']} planned shards are committed" if incomplete else verdict.message
+    message = (
+        f"{tally.num_committed} of {header['num_shards']} planned shards are committed"
+        if incomplete
+        else verdict.message
+    )
     totals = books.totals
     return {
         "status": "incomplete" if incomplete else verdict.status,
@@ -168,11 +172,21 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
         "shards": tally.shards,
         "sources": list(_name_sources(store, tally.lossy)),
         "sources_with_losses": tally.num_lossy,
-        "notes": header["notes"],
+        "notes": [*header["notes"], *_count_note(read_config(store), len(tally.shards))],
         "seconds": round(time.time() - spec.started_at, 3) if spec.started_at else None,
         "config": read_config(store),
         "versions": versions(),
     }
+
+
+def _count_note(config: dict[str, Any], num_written: int) -> Iterator[str]:
+    """Says so where a number of shards was asked for and another came out."""
+    asked = config.get("write", {}).get("shards", "auto")
+    if asked.isdigit() and num_written and int(asked) != num_written:
+        yield (
+            f"{asked} shards were asked for, {num_written} written: empty ones are left out, and input that cannot be "
+            "split starts new ones at its bounds"
+        )
 
 
 def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,7 @@
-"""Looks at a small part of the corpus before the plan: sizes of records, compression of the input, and whether
-compressing the output pays."""
+"""Looks at a small part of the corpus before the plan.
+
+It tells the sizes of records, how far compressed input inflates, and whether compressing the output pays.
+"""
 
 from __future__ import annotations
 

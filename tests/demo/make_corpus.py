@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -93,7 +94,7 @@ def write_files(folder: Path, examples: list[bytes]) -> list[Path]:
 def split_evenly(items: list[bytes], num_parts: int) -> list[list[bytes]]:
     """Cuts a list into parts whose lengths differ by one at most."""
     edges = [len(items) * part // num_parts for part in range(num_parts + 1)]
-    return [items[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [items[first:last] for first, last in itertools.pairwise(edges)]
 
 
 def damage_files(paths: list[Path], examples: list[bytes]) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import grain
 import numpy as np
-from absl import logging
 
 from transforms.steps.example import parse_example
 
@@ -52,7 +51,9 @@ def show_batches(dataset: Any) -> None:
     batches = iter(dataset)
     for _ in range(SHOWN_BATCHES):
         batch = next(batches)
-        print(f"  batch: image {batch['image'].shape} {batch['image'].dtype}, labels {batch['label'][:12].tolist()} ...")
+        print(
+            f"  batch: image {batch['image'].shape} {batch['image'].dtype}, labels {batch['label'][:12].tolist()} ..."
+        )
     state = batches.get_state()
     expected = next(batches)
     again = iter(dataset)

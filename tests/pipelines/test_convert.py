@@ -9,8 +9,9 @@ import random
 import stat
 from pathlib import Path
 
-import jobs
 import pytest
+
+import jobs
 
 
 @pytest.fixture

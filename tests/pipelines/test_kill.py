@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jobs
 import pytest
+
+import jobs
 
 STEP = "import time\n\ndef slow(value):\n    time.sleep({secs})\n    return value\n"
 HOOKS = str(Path(__file__).parent.parent / "hooks")

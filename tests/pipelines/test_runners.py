@@ -6,8 +6,9 @@ import gzip
 import random
 from pathlib import Path
 
-import jobs
 import pytest
+
+import jobs
 
 STEPS = '''
 import re

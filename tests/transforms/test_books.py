@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from fakes import make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import make_task
 from transforms.books import (
     BYTES,
     COUNTS,
@@ -63,11 +63,19 @@ class ToyFile:
             span = Span(start, end, inside[0][0], inside[-1][0] + inside[-1][1])
         elif self.size == 0:
             return SourceRow(index, 1, 0, None)
-        dead = sum(dead for _, _, dead in inside)
+        num_dead = sum(dead for _, _, dead in inside)
         dead_bytes = sum(size for _, size, dead in inside if dead)
         num_bytes = sum(size for _, size, _ in inside)
         return SourceRow(
-            index, 1, self.size, span, len(inside), len(inside) - dead, dead=dead, num_bytes=num_bytes, dead_bytes=dead_bytes
+            index,
+            1,
+            self.size,
+            span,
+            len(inside),
+            len(inside) - num_dead,
+            dead=num_dead,
+            num_bytes=num_bytes,
+            dead_bytes=dead_bytes,
         )
 
 
@@ -113,12 +121,15 @@ class TestAddUp:
     @settings(max_examples=300)
     def test_any_wrong_boundary_is_found(self, files: list[ToyFile], num_shards: int, data: st.DataObject) -> None:
         infos = read_in_shards(files, num_shards)
-        begins = [number for number, info in enumerate(infos) if info.first is not None and info.first.span.start is not None]
+        begins = [
+            number for number, info in enumerate(infos) if info.first is not None and info.first.span.start is not None
+        ]
         if not begins:
             return
         number = data.draw(st.sampled_from(begins))
         info, first = infos[number], infos[number].first
-        assert first is not None and first.span.start is not None
+        assert first is not None
+        assert first.span.start is not None
         wrong = dataclasses.replace(first, span=dataclasses.replace(first.span, start=first.span.start + 1))
         last = wrong if info.last == first else info.last
         infos[number] = dataclasses.replace(info, first=wrong, last=last)
@@ -171,7 +182,9 @@ class TestApart:
         assert self.apart((0, 100, 0, 350), (100, 200, None, None), (200, 300, None, None), (300, 400, 350, 400)) == []
 
     def test_range_inside_a_record_that_found_a_false_beginning(self) -> None:
-        assert self.apart((0, 100, 0, 350), (100, 200, 150, 220), (200, 300, None, None), (300, 400, 350, 400)) == [(1, 350)]
+        assert self.apart((0, 100, 0, 350), (100, 200, 150, 220), (200, 300, None, None), (300, 400, 350, 400)) == [
+            (1, 350)
+        ]
 
     def test_false_beginning_that_hid_another(self) -> None:
         assert self.apart((0, 100, 0, 120), (100, 200, 110, 210), (200, 400, 230, 400)) == [(1, 120), (2, 210)]
@@ -188,13 +201,17 @@ class TestApart:
 class TestRows:
     @given(
         st.lists(
-            st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(0, 50), st.booleans()), max_size=40
+            st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(0, 50), st.booleans()),
+            max_size=40,
         )
     )
     def test_joined_rows_keep_every_sum(self, facts: list[tuple[int, int, int, int, bool]]) -> None:
-        singles, joined = [], []
+        singles: list[SourceRow] = []
+        joined: list[SourceRow] = []
         for index, (written, dropped, dead, num_bytes, gap) in enumerate(facts):
-            row = SourceRow(index * 2 if gap else index, 1, num_bytes, None, written + dropped + dead, written, 0, dropped, dead)
+            row = SourceRow(
+                index * 2 if gap else index, 1, num_bytes, None, written + dropped + dead, written, 0, dropped, dead
+            )
             row.num_bytes, row.dead_bytes = num_bytes, 5 * dead
             singles.append(dataclasses.replace(row))
             append_row(joined, row)
@@ -216,12 +233,19 @@ class TestRows:
         append_row(rows, edge_row(2, 100, 0, 50, 0, 50))
         first, last = edges_of(rows)
         assert len(rows) == 3
-        assert first is not None and last is not None and (first.index, last.index) == (0, 2)
+        assert first is not None
+        assert last is not None
+        assert (first.index, last.index) == (0, 2)
 
     def test_whole_inputs_have_no_edges(self) -> None:
-        assert edges_of([SourceRow(0, 1, 10, Span(0, 10, 0, 10), read=1, written=1), SourceRow(1, 1, 0, None)]) == (None, None)
+        assert edges_of([SourceRow(0, 1, 10, Span(0, 10, 0, 10), read=1, written=1), SourceRow(1, 1, 0, None)]) == (
+            None,
+            None,
+        )
 
-    @pytest.mark.parametrize(("read", "dead", "outcome"), [(0, 0, "files_empty"), (3, 3, "files_dead"), (3, 2, "files_read")])
+    @pytest.mark.parametrize(
+        ("read", "dead", "outcome"), [(0, 0, "files_empty"), (3, 3, "files_dead"), (3, 2, "files_read")]
+    )
     def test_outcome_of_a_file(self, read: int, dead: int, outcome: str) -> None:
         assert file_outcome(read, dead) == outcome
 
@@ -256,7 +280,8 @@ class TestJudge:
         verdict = judge(books(**changes), 0.1, None)
         assert verdict.status == status
         if status == "over_budget":
-            assert f"of {kind} are dead" in verdict.message and "allows 10.00%" in verdict.message
+            assert f"of {kind} are dead" in verdict.message
+            assert "allows 10.00%" in verdict.message
 
     @pytest.mark.parametrize(("dead", "status"), [(0, "done"), (5, "done"), (6, "over_budget")])
     def test_count_of_dead_letters(self, dead: int, status: str) -> None:
@@ -270,7 +295,10 @@ class TestJudge:
     def test_fraction_of_one_allows_all_but_nothing_written_is_no_success(self) -> None:
         assert judge(books(records_dead=1000), 1.0, None).status == "nothing_written"
         assert judge(books(records_dropped=1000), 1.0, None).status == "nothing_written"
-        assert judge(books(records_read=0, files_read=0, files_empty=10, bytes_read=0), 0.1, None).status == "nothing_written"
+        assert (
+            judge(books(records_read=0, files_read=0, files_empty=10, bytes_read=0), 0.1, None).status
+            == "nothing_written"
+        )
 
     @pytest.mark.parametrize("name", COUNTS)
     def test_books_that_do_not_balance_are_no_success_whatever_the_budget(self, name: str) -> None:
@@ -278,13 +306,15 @@ class TestJudge:
         unbalanced.totals[name] += 1
         assert not is_balanced(unbalanced.totals)
         verdict = judge(unbalanced, 1.0, None)
-        assert verdict.status == "unbalanced" and str(unbalanced.totals[name]) in verdict.message
+        assert verdict.status == "unbalanced"
+        assert str(unbalanced.totals[name]) in verdict.message
 
     def test_ranges_apart_are_no_success(self) -> None:
         apart = books()
         apart.apart.append((info_of(7, []), 120))
         verdict = judge(apart, 1.0, None)
-        assert verdict.status == "unbalanced" and "[7]" in verdict.message
+        assert verdict.status == "unbalanced"
+        assert "[7]" in verdict.message
 
     def test_added_records_balance_against_what_was_written(self) -> None:
         totals = books().totals
@@ -293,4 +323,8 @@ class TestJudge:
         assert is_balanced(totals)
 
     def test_fraction_of_nothing_is_zero(self) -> None:
-        assert dead_fraction(dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)) == {"records": 0.0, "bytes": 0.0, "files": 0.0}
+        assert dead_fraction(dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)) == {
+            "records": 0.0,
+            "bytes": 0.0,
+            "files": 0.0,
+        }

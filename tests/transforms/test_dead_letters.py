@@ -95,7 +95,8 @@ def raised(error: BaseException) -> BaseException:
 
 def fields_of(line: bytes) -> dict[str, Any]:
     """The fields of a line, which must be one line of UTF-8 JSON."""
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
     return dict(json.loads(line.decode("utf-8")))
 
 
@@ -111,7 +112,8 @@ class TestOddExceptions:
 
     def test_reason_is_text_that_can_be_counted_and_sorted(self, error: BaseException) -> None:
         letter = from_exception(raised(error), "/in/a", 7, b"payload", "clean")
-        assert isinstance(letter.reason, str) and len(letter.reason) <= MAX_ERROR_CHARS
+        assert isinstance(letter.reason, str)
+        assert len(letter.reason) <= MAX_ERROR_CHARS
         letter.reason.encode("utf-8")
 
 
@@ -137,7 +139,7 @@ class TestFromException:
         def deeper(count: int) -> None:
             deep(count)
 
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match="at the bottom") as caught:
             deep(200)
         _, _, frames = describe_exception(caught.value)
         assert len(frames) <= MAX_TRACEBACK_CHARS
@@ -145,7 +147,9 @@ class TestFromException:
 
     def test_unprintable_one_still_says_its_class(self) -> None:
         error_type, message, frames = describe_exception(raised(UnprintableError()))
-        assert error_type == "UnprintableError" and "cannot be printed" in message and "raise error" in frames
+        assert error_type == "UnprintableError"
+        assert "cannot be printed" in message
+        assert "raise error" in frames
 
 
 class TestToLine:

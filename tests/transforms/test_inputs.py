@@ -7,16 +7,14 @@ import json
 import os
 import random
 import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from listings import LITERAL_NAMES, errors_of, listed, names_of, write
 from transforms.elements import Input
-from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs
+from transforms.inputs import InputPatternError, list_inputs, read_inputs
 
 
 @pytest.fixture
@@ -26,39 +24,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-def write(folder: Path, *names: str | bytes) -> None:
-    """Makes files whose size is their number, from 1."""
-    for number, name in enumerate(names, 1):
-        path = os.path.join(os.fsencode(folder), os.fsencode(name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(bytes(number))
-
-
-def listed(*arguments: str, excluded: str = "/nowhere/out") -> tuple[Listing, list[Input]]:
-    """The listing, and the lines of inputs.jsonl."""
-    path = Path(os.environ["TMPDIR"] if "TMPDIR" in os.environ else "/tmp") / f"inputs-{os.getpid()}.jsonl"
-    try:
-        listing = list_inputs(list(arguments), str(path), excluded)
-        with open(path, "rb") as lines:
-            inputs = [source for _, source in read_inputs(lines)]
-    finally:
-        path.unlink(missing_ok=True)
-    assert [source.index for source in inputs] == list(range(listing.num_inputs))
-    assert listing.total_bytes == sum(source.size for source in inputs)
-    return listing, inputs
-
-
-def names_of(*arguments: str, **options: Any) -> list[str]:
-    """Listed names, relative to the working directory."""
-    return [os.path.relpath(source.name) for source in listed(*arguments, **options)[1]]
-
-
-def errors_of(*arguments: str) -> dict[str, str | None]:
-    """Reason of each listed name, None for the good ones."""
-    return {os.path.relpath(source.name): source.error and source.error[0] for source in listed(*arguments)[1]}
 
 
 class TestPatterns:
@@ -104,7 +69,8 @@ class TestPatterns:
         assert names_of("z.rec", "m", "a.rec") == ["z.rec", "m/1.rec", "m/2.rec", "a.rec"]
 
     @pytest.mark.parametrize(
-        "pattern", ["missing.rec", "*.nothing", "missing/", "missing/*.rec", "a.rec/*.x", "**/*.nothing", "empty", "empty/*"]
+        "pattern",
+        ["missing.rec", "*.nothing", "missing/", "missing/*.rec", "a.rec/*.x", "**/*.nothing", "empty", "empty/*"],
     )
     def test_unmatched_argument_is_refused_by_name(self, corpus: Path, pattern: str) -> None:
         write(corpus, "a.rec")
@@ -129,25 +95,6 @@ class TestPatterns:
         assert listed("*.rec")[0].digest == before
         os.utime("b.rec", ns=(1, 1))
         assert listed("*")[0].digest != before
-
-
-LITERAL_NAMES = [
-    "a[1].rec",
-    "a1.rec",
-    "star*.rec",
-    "what?.rec",
-    "two words.rec",
-    " leading.rec",
-    "trailing.rec ",
-    "line\nend.rec",
-    "tab\t.rec",
-    "-dash.rec",
-    "@at.rec",
-    "ünï-山.rec",
-    "quote'\".rec",
-    "back\\slash.rec",
-    os.fsdecode(b"bytes-\xff\xfe.rec"),
-]
 
 
 class TestLiteralNames:
@@ -179,7 +126,9 @@ class TestLiteralNames:
                 assert list(read_inputs(lines, offset, index)) == whole[index:]
 
     @pytest.mark.parametrize("folder", ["run[1]", "a*b", "what?", "[a-z]"])
-    def test_working_directory_with_glob_characters(self, corpus: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    def test_working_directory_with_glob_characters(
+        self, corpus: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    ) -> None:
         write(corpus, f"{folder}/in/1.rec", f"{folder}/in/2.rec", "run1/in/3.rec", "ab/in/3.rec", "b/in/3.rec")
         monkeypatch.chdir(corpus / folder)
         (corpus / folder / "list").write_text("in/1.rec\nin/*.rec\n")
@@ -194,88 +143,18 @@ class TestLiteralNames:
         assert os.path.samefile(source.name, "far/data.rec")
 
 
-class TestLists:
-    def test_one_name_a_line_in_the_order_of_the_lines(self, corpus: Path) -> None:
-        write(corpus, *LITERAL_NAMES)
-        names = [name for name in reversed(LITERAL_NAMES) if "\n" not in name]
-        Path("list").write_bytes(b"\n".join(map(os.fsencode, names)))
-        assert names_of("@list") == names
-
-    def test_line_ends_of_other_systems_and_empty_lines_are_no_names(self, corpus: Path) -> None:
-        write(corpus, "a.rec", "b.rec")
-        Path("list").write_bytes(b"\r\nb.rec\r\n\r\n\na.rec\n\n")
-        assert names_of("@list") == ["b.rec", "a.rec"]
-
-    def test_names_may_be_separated_by_nul(self, corpus: Path) -> None:
-        write(corpus, *LITERAL_NAMES)
-        for end in (b"", b"\0"):
-            Path("list").write_bytes(b"\0".join(map(os.fsencode, reversed(LITERAL_NAMES))) + end)
-            assert names_of("@list") == LITERAL_NAMES[::-1]
-
-    def test_relative_names_count_from_the_working_directory(self, corpus: Path) -> None:
-        write(corpus, "a.rec", "lists/a.rec")
-        Path("lists/list").write_text("a.rec\n")
-        assert names_of("@lists/list") == ["a.rec"]
-
-    def test_patterns_and_folders_in_a_list_are_sorted_where_they_stand(self, corpus: Path) -> None:
-        names = [f"{number:03d}.rec" for number in range(60)]
-        shuffled = random.Random(7).sample(names, 60)
-        write(corpus, *(f"p/{name}" for name in shuffled), *(f"d/{name}" for name in shuffled), "z.rec", "a.rec")
-        Path("list").write_text("z.rec\np/*.rec\nd\na.rec\n")
-        expected = ["z.rec", *(f"p/{name}" for name in names), *(f"d/{name}" for name in names), "a.rec"]
-        assert names_of("@list") == expected
-
-    def test_missing_names_are_errors_on_their_line(self, corpus: Path) -> None:
-        write(corpus, "a.rec", "b.rec")
-        Path("list").write_text("b.rec\nmissing.rec\nno/folder/x.rec\n*.nothing\nempty/\na.rec\nb.rec/below\n")
-        assert errors_of("@list") == {
-            "b.rec": None,
-            "missing.rec": "not_found",
-            "no/folder/x.rec": "not_found",
-            "*.nothing": "not_found",
-            "empty": "not_found",
-            "a.rec": None,
-            "b.rec/below": "not_found",
-        }
-        assert list(errors_of("@list"))[:3] == ["b.rec", "missing.rec", "no/folder/x.rec"]
-
-    def test_too_long_a_name_is_an_error_on_its_line(self, corpus: Path) -> None:
-        write(corpus, "a.rec")
-        Path("list").write_text(f"a.rec\n{'x' * 300}\n{'y/' * 3000}z\n")
-        errors = errors_of("@list")
-        assert len(errors) == 3 and errors["a.rec"] is None
-        assert all(reason is not None for name, reason in errors.items() if name != "a.rec")
-
-    def test_zeros_far_down_in_a_list_are_an_error_on_their_line(self, corpus: Path) -> None:
-        """As a crash leaves them at the end of a file."""
-        write(corpus, "a.rec")
-        lines = [f"missing-{number:06d}" for number in range(6000)]
-        Path("list").write_bytes("\n".join(["a.rec", *lines]).encode() + b"\n" + bytes(100) + b"\n")
-        _, inputs = listed("@list")
-        assert [source.error is None for source in inputs[:6001]] == [True] + [False] * 6000
-
-    def test_list_that_cannot_be_read_is_refused_by_name(self, corpus: Path) -> None:
-        for name in ("missing", "folder"):
-            os.makedirs("folder", exist_ok=True)
-            with pytest.raises(InputPatternError, match=f"@{name}"):
-                listed(f"@{name}")
-
-    def test_list_that_names_itself_is_refused(self, corpus: Path) -> None:
-        write(corpus, "a.rec")
-        Path("list").write_text("a.rec\n@list\n")
-        with pytest.raises(InputPatternError, match="list"):
-            listed("@list")
-
-    def test_empty_list_is_refused_by_name(self, corpus: Path) -> None:
-        Path("list").write_bytes(b"")
-        with pytest.raises(InputPatternError, match="@list"):
-            listed("@list")
-
-
 class TestDuplicates:
     def test_other_spellings_of_a_name_count_once(self, corpus: Path) -> None:
         write(corpus, "in/a.rec")
-        spellings = ["in/a.rec", "./in/a.rec", "in//a.rec", "in/../in/a.rec", str(corpus / "in/a.rec"), "in/*.rec", "in"]
+        spellings = [
+            "in/a.rec",
+            "./in/a.rec",
+            "in//a.rec",
+            "in/../in/a.rec",
+            str(corpus / "in/a.rec"),
+            "in/*.rec",
+            "in",
+        ]
         listing, inputs = listed(*spellings)
         assert [source.name for source in inputs] == [str(corpus / "in/a.rec")]
         assert listing.num_duplicates == len(spellings) - 1
@@ -319,7 +198,9 @@ class TestLinksAndSpecialFiles:
         os.symlink("nowhere", "in/dangling.rec")
         os.symlink("loop.rec", "in/loop.rec")
         expected = {"in/a.rec": None, "in/dangling.rec": "not_found", "in/loop.rec": "symlink_loop"}
-        assert errors_of("in") == errors_of("in/*") == errors_of("in/a.rec", "in/dangling.rec", "in/loop.rec") == expected
+        assert (
+            errors_of("in") == errors_of("in/*") == errors_of("in/a.rec", "in/dangling.rec", "in/loop.rec") == expected
+        )
 
     def test_pipe_socket_and_device_are_errors_and_are_not_opened(self, corpus: Path) -> None:
         write(corpus, "in/a.rec")
@@ -360,7 +241,9 @@ class TestLinksAndSpecialFiles:
         monkeypatch.setattr(os, "scandir", scan_what_may_be_read)
         assert errors_of(pattern) == {"in/closed": "permission_denied", "in/open/a.rec": None}
 
-    def test_file_that_vanishes_while_it_is_listed_is_an_error(self, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_that_vanishes_while_it_is_listed_is_an_error(
+        self, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         write(corpus, "a.rec", "b.rec")
         stat = os.stat
 
@@ -418,54 +301,3 @@ class TestSkipped:
             assert names_of("**/*.rec", excluded=excluded) == ["a.rec", "outer/b.rec"]
         with pytest.raises(InputPatternError):
             listed("out/*.rec", excluded="out")
-
-
-PROGRAM = """
-    import resource, sys, time
-    from transforms.inputs import list_inputs
-    started = time.perf_counter()
-    listing = list_inputs(["@" + sys.argv[1]], sys.argv[2], "/nowhere/out")
-    seconds = time.perf_counter() - started
-    peak = int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
-    print(listing.num_inputs, listing.num_duplicates, round(seconds, 1), peak)
-"""
-
-
-def list_in_subprocess(names: Path, inputs: Path) -> tuple[int, int, int]:
-    """Lists in a process of its own; returns (inputs, duplicates, peak bytes) and prints the time."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(names), str(inputs)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    num_inputs, num_duplicates, seconds, peak = done.stdout.split()
-    print(f"{num_inputs} inputs listed in {seconds} s, {int(peak) >> 20} MiB")
-    return int(num_inputs), int(num_duplicates), int(peak)
-
-
-@pytest.mark.slow
-class TestScale:
-    def test_a_million_names_cost_under_300_mb(self, corpus: Path) -> None:
-        with open("list", "w") as out:
-            out.writelines(f"{number % 1000:03d}/shard-{number:09d}-of-001000000.tfrecord\n" for number in range(1_000_000))
-            out.write("000/shard-000000000-of-001000000.tfrecord\n")
-        num_inputs, num_duplicates, peak = list_in_subprocess(corpus / "list", corpus / "inputs.jsonl")
-        assert (num_inputs, num_duplicates) == (1_000_000, 1)
-        assert peak < 300_000_000
-        with open("inputs.jsonl", "rb") as lines:
-            for index, source in read_inputs(lines):
-                assert source.error is not None and source.error[0] == "not_found"
-                if index > 100_000:
-                    break
-
-    def test_twenty_thousand_files_cost_no_more(self, corpus: Path) -> None:
-        names = [f"in/{number % 50:02d}/{number:06d}.rec" for number in range(20_000)]
-        for name in names[:50]:
-            os.makedirs(os.path.dirname(name))
-        for name in names:
-            Path(name).write_bytes(b"x")
-        Path("list").write_text("\n".join(reversed(names)))
-        num_inputs, num_duplicates, peak = list_in_subprocess(corpus / "list", corpus / "inputs.jsonl")
-        assert (num_inputs, num_duplicates) == (20_000, 0)
-        assert peak < 150_000_000
-        with open("inputs.jsonl", "rb") as lines:
-            assert [os.path.relpath(source.name) for _, source in read_inputs(lines)] == names[::-1]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import WorstStore
 
+from fakes import WorstStore
 from transforms.job_lock import LOCK_NAME, JobLock, LockedError, describe, is_stale, read_lock
 from transforms.store import LocalStore, OutputError, Store
 
@@ -159,7 +159,9 @@ class TestTakeover:
     def test_lock_of_another_host_whose_heartbeat_stopped(self, store: Store) -> None:
         self.take_over(store, entry(heartbeat=time.time() - 1000))
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"null", b"[1]", b"\xff", b'{"heartbeat": "x"}', b'{"pid": "x"}'])
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"{}", b"null", b"[1]", b"\xff", b'{"heartbeat": "x"}', b'{"pid": "x"}']
+    )
     def test_lock_that_nobody_can_read(self, store: Store, content: bytes) -> None:
         self.take_over(store, content)
 
@@ -186,7 +188,8 @@ class TestTakeover:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert most and max(most) == 1
+            assert most
+            assert max(most) == 1
 
 
 class TestIsStale:

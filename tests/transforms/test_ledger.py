@@ -7,16 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import WorstStore, make_spec, make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import WorstStore, make_spec, make_task
 from transforms.books import SourceRow
 from transforms.elements import JobSpec, Span
 from transforms.ledger import (
     Ledger,
     StoredFile,
-    all_ledgers,
     commit,
     find_ledger,
     ledger_name,
@@ -28,9 +27,22 @@ from transforms.store import LocalStore, Store
 numbers = st.integers(0, 1 << 53)
 spans = st.builds(Span, numbers, numbers, st.none() | numbers, st.none() | numbers)
 rows = st.builds(
-    SourceRow, numbers, numbers, numbers, st.none() | spans, numbers, numbers, numbers, numbers, numbers, numbers, numbers
+    SourceRow,
+    numbers,
+    numbers,
+    numbers,
+    st.none() | spans,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
 )
-files = st.builds(StoredFile, st.text(min_size=1), numbers, st.text("0123456789abcdef", min_size=8, max_size=8), numbers)
+files = st.builds(
+    StoredFile, st.text(min_size=1), numbers, st.text("0123456789abcdef", min_size=8, max_size=8), numbers
+)
 reasons = st.dictionaries(st.text(min_size=1, max_size=20), numbers, max_size=4)
 ledgers = st.builds(
     Ledger,
@@ -68,6 +80,15 @@ def write_attempt(store: Store, attempt: str, *, plan_id: str = "plan-a", shard:
     return Ledger(plan_id, shard, (stored[0],), stored[1], stored[2], (row,), {}, {"data_checksum": 1})
 
 
+def is_refused(entry: bytes) -> bool:
+    """Whether an entry is no ledger, which is the one thing that reading it may say."""
+    try:
+        Ledger.from_json(entry)
+    except ValueError:
+        return True
+    return False
+
+
 class TestJson:
     @given(ledgers)
     def test_comes_back_as_it_went_in(self, ledger: Ledger) -> None:
@@ -77,23 +98,23 @@ class TestJson:
     @settings(max_examples=50)
     def test_any_cut_of_it_is_refused(self, ledger: Ledger, data: st.DataObject) -> None:
         whole = ledger.to_json()
-        with pytest.raises(ValueError):
-            Ledger.from_json(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+        assert is_refused(cut)
 
     @pytest.mark.parametrize(
         "entry",
         [b"", b"\0" * 100, b"null", b"[]", b"{}", b'"text"', b'{"gristmill_ledger": 1}', b"\xff\xfe", b"7"],
     )
     def test_what_is_no_ledger_is_refused(self, entry: bytes) -> None:
-        with pytest.raises(ValueError):
-            Ledger.from_json(entry)
+        assert is_refused(entry)
 
-    @pytest.mark.parametrize("field", ["plan_id", "shard", "parts", "dead_lines", "sources", "dead_by_reason", "start_at"])
+    @pytest.mark.parametrize(
+        "field", ["plan_id", "shard", "parts", "dead_lines", "sources", "dead_by_reason", "start_at"]
+    )
     def test_missing_field_is_refused(self, field: str) -> None:
         fields = json.loads(write_attempt(WorstStore(), "a").to_json())
         del fields[field]
-        with pytest.raises(ValueError):
-            Ledger.from_json(json.dumps(fields).encode())
+        assert is_refused(json.dumps(fields).encode())
 
     def test_other_version_is_refused_with_both_numbers(self) -> None:
         fields = json.loads(write_attempt(WorstStore(), "a").to_json())
@@ -126,13 +147,6 @@ class TestNames:
         assert names == sorted(names)
         assert names[0] == "_gristmill/shards/000000.json"
 
-    def test_all_ledgers_are_listed_in_plan_order(self, store: Store, spec: JobSpec) -> None:
-        for shard in (3, 0, 2, 1):
-            commit(store, spec, write_attempt(store, "a", shard=shard))
-        if isinstance(store, WorstStore):
-            store.settle()
-        assert all_ledgers(store) == [f"_gristmill/shards/{shard:05d}.json" for shard in range(4)]
-
 
 class TestFindLedger:
     def test_nothing_committed_is_none(self, store: Store, spec: JobSpec) -> None:
@@ -142,18 +156,21 @@ class TestFindLedger:
         mine = write_attempt(store, "a")
         commit(store, spec, mine)
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger == mine
+        assert found is not None
+        assert found.ledger == mine
 
     @pytest.mark.parametrize("entry", [b"", b"{", b"\0" * 64, b"[1, 2]"])
     def test_malformed_one_counts_as_none(self, store: Store, spec: JobSpec, entry: bytes) -> None:
         store.put(ledger_name(spec, 0), entry)
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is None
+        assert found is not None
+        assert found.ledger is None
 
     def test_one_of_another_plan_does_not_count(self, store: Store, spec: JobSpec) -> None:
         store.put(ledger_name(spec, 0), write_attempt(store, "a", plan_id="plan-b").to_json())
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is None
+        assert found is not None
+        assert found.ledger is None
 
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_one_with_a_missing_file_does_not_count(self, store: Store, spec: JobSpec, number: int) -> None:
@@ -161,7 +178,8 @@ class TestFindLedger:
         commit(store, spec, mine)
         store.delete(mine.files()[number].name)
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is None
+        assert found is not None
+        assert found.ledger is None
 
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_one_with_a_file_of_another_size_does_not_count(self, store: Store, spec: JobSpec, number: int) -> None:
@@ -169,7 +187,8 @@ class TestFindLedger:
         commit(store, spec, mine)
         store.put(mine.files()[number].name, b"cut")
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is None
+        assert found is not None
+        assert found.ledger is None
 
     def test_published_names_stand_for_the_attempt(self, store: Store, spec: JobSpec) -> None:
         mine = write_attempt(store, "a")
@@ -181,11 +200,13 @@ class TestFindLedger:
         store.put(published_name(spec, 0), json.dumps(finals).encode())
         assert read_published(store, spec, 0) == finals
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger == mine
+        assert found is not None
+        assert found.ledger == mine
 
         store.delete("final-1")
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is None
+        assert found is not None
+        assert found.ledger is None
 
 
 class TestCommit:
@@ -194,7 +215,8 @@ class TestCommit:
         assert commit(store, spec, first) is first
         assert commit(store, spec, second) == first
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger == first
+        assert found is not None
+        assert found.ledger == first
 
     @pytest.mark.parametrize("entry", [b"", b'{"gristmill_ledger": 1, "plan', b"\0" * 64])
     def test_malformed_one_makes_room(self, store: Store, spec: JobSpec, entry: bytes) -> None:
@@ -214,7 +236,8 @@ class TestCommit:
         mine = write_attempt(store, "a")
         assert commit(store, spec, mine) is mine
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger == mine
+        assert found is not None
+        assert found.ledger == mine
 
     def test_shards_do_not_see_each_other(self, store: Store, spec: JobSpec) -> None:
         both = [write_attempt(store, "a", shard=shard) for shard in (0, 1)]
@@ -228,6 +251,10 @@ def test_info_has_what_the_job_needs_and_no_more() -> None:
     ledger = dataclasses.replace(write_attempt(WorstStore(), "a"), rows=(first, whole, last))
     info = ledger.to_info(make_task(3))
     assert (info.task, info.num_parts) == (make_task(3), 1)
-    assert info.first is not None and (info.first.index, info.first.span, info.first.read) == (7, first.span, 2)
-    assert info.last is not None and (info.last.index, info.last.span, info.last.dead) == (11, last.span, 1)
-    assert info.books["records_read"] == 7 and info.books["files_empty"] == 3 and info.books["files_read"] == 0
+    assert info.first is not None
+    assert (info.first.index, info.first.span, info.first.read) == (7, first.span, 2)
+    assert info.last is not None
+    assert (info.last.index, info.last.span, info.last.dead) == (11, last.span, 1)
+    assert info.books["records_read"] == 7
+    assert info.books["files_empty"] == 3
+    assert info.books["files_read"] == 0

@@ -12,8 +12,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from fakes import Killed, WorstStore, make_batch, make_letter, make_spec, make_task, read_array_record, toy_records
 
+from fakes import Killed, WorstStore, make_batch, make_letter, make_spec, make_task, read_array_record, toy_records
 from transforms.elements import Edge, JobSpec, ShardInfo, Span
 from transforms.finish import REPLACED_NAME, finish_job
 from transforms.ledger import ATTEMPTS, published_name
@@ -26,8 +26,8 @@ from transforms.publish import (
     decide,
     give_names,
     number_parts,
-    tasks_to_repeat,
 )
+from transforms.repeat import find_apart
 from transforms.report import CONFIG_NAME, MANIFEST_NAME, REPORT_NAME, spec_to_header
 from transforms.shard_writer import ShardWriter
 from transforms.store import LocalStore, OutputError, Store
@@ -38,19 +38,24 @@ CORPUS = [(3, 0), (0, 1), (5, 2), (0, 0), (1, 0)]
 FINAL_NAMES = [f"corpus-train.array_record-{number:05d}-of-00006" for number in range(6)]
 
 
-def commit_job(store: Store, corpus: Sequence[tuple[int, int]] = CORPUS, **changes: Any) -> tuple[JobSpec, list[ShardInfo]]:
+def commit_job(
+    store: Store, corpus: Sequence[tuple[int, int]] = CORPUS, **changes: Any
+) -> tuple[JobSpec, list[ShardInfo]]:
     """Plans and commits a job; returns it with the metadata of its shards."""
     changes = {"num_shards": len(corpus), "part_max_records": 2, "roll_factor": 1, "max_fraction": 0.5, **changes}
     spec = make_spec(store.root, **changes)
-    scratch = Path(store.root) / "plan" if isinstance(store, LocalStore) else None
-    header = {"plan_id": spec.plan_id, "num_shards": len(corpus), "num_inputs": len(corpus), "spec": spec_to_header(spec)}
+    header = {
+        "plan_id": spec.plan_id,
+        "num_shards": len(corpus),
+        "num_inputs": len(corpus),
+        "spec": spec_to_header(spec),
+    }
     header.update({"num_skipped": 0, "num_duplicates": 0, "notes": []})
     spool = store.spool("scratch/plan")
     tasks = [make_task(shard) for shard in range(len(corpus))]
     write_plan(spool.path, lambda _: header, tasks)
     store.put_file(spool.path, PLAN_NAME)
     store.delete("scratch/plan")
-    assert scratch is None or not scratch.exists()
     names = [json.dumps({"name": f"/in/{n}", "size": 1, "mtime_ns": 0}).encode() + b"\n" for n in range(len(corpus))]
     store.put(INPUTS_NAME, b"".join(names))
     budget = {"max_fraction": spec.max_fraction, "max_count": spec.max_count}
@@ -232,24 +237,37 @@ class TestPublished:
         assert final_tree(store) == final_tree(expected)
 
 
+SMALL = [(3, 1), (0, 0), (1, 0)]
+
+
+def commit_over_older_set(store: WorstStore) -> tuple[JobSpec, list[ShardInfo]]:
+    """A committed job in a directory that holds an older set of another count."""
+    older = [f"corpus-train.array_record-{number:05d}-of-00002" for number in range(2)]
+    for name in (*older, "_dead_letters/corpus-train-00002.jsonl"):
+        store.put(name, b"old")
+    store.put(MANIFEST_NAME, json.dumps({"plan_id": "old", "shards": [{"name": name} for name in older]}).encode())
+    store.put(REPLACED_NAME, json.dumps([*older, "_dead_letters/corpus-train-00002.jsonl"]).encode())
+    return commit_job(store, SMALL)
+
+
 class TestInterrupted:
     @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("list_delay", [0, 1000], ids=["prompt", "late"])
     def test_repeating_gives_the_same_tree_wherever_it_was_killed(self, after_effect: bool, list_delay: int) -> None:
         expected = WorstStore()
-        publish(expected, *commit_job(expected))
+        publish(expected, *commit_job(expected, SMALL))
+        shards = {name: data for name, data in final_tree(expected).items() if name.startswith("corpus-")}
         for number in range(1, 1000):
             store = WorstStore(list_delay=list_delay)
-            spec, infos = commit_job(store)
+            spec, infos = commit_over_older_set(store)
             store.stop_at(number, after_effect=after_effect)
             finished = False
             with contextlib.suppress(Killed):
                 publish(store, spec, infos)
                 finished = True
-            if MANIFEST_NAME in store.tree():
-                assert {name: data for name, data in final_tree(expected).items() if name in FINAL_NAMES}.items() <= (
-                    store.tree().items()
-                )
+            manifest = json.loads(store.tree().get(MANIFEST_NAME, b"{}"))
+            if manifest.get("plan_id") == spec.plan_id:  # Whoever sees the manifest finds all that it names.
+                assert shards.items() <= store.tree().items()
             store.restart()
             publish(store, spec, infos)
             assert final_tree(store) == final_tree(expected)
@@ -261,10 +279,10 @@ class TestInterrupted:
 
     def test_call_that_fails_anywhere_is_an_output_error_and_can_be_repeated(self) -> None:
         expected = WorstStore()
-        publish(expected, *commit_job(expected))
+        publish(expected, *commit_job(expected, SMALL))
         for number in range(1, 1000):
             store = WorstStore()
-            spec, infos = commit_job(store)
+            spec, infos = commit_over_older_set(store)
             store.fail_at(number)
             try:
                 publish(store, spec, infos)
@@ -293,7 +311,11 @@ class TestOlderSet:
         store = WorstStore()
         spec, infos = commit_job(store)
         older = [f"corpus-train.array_record-{number:05d}-of-00002" for number in range(2)]
-        others = ["corpus-test.array_record-00000-of-00002", "README.md", "corpus-train_g001.array_record-00000-of-00001"]
+        others = [
+            "corpus-test.array_record-00000-of-00002",
+            "README.md",
+            "corpus-train_g001.array_record-00000-of-00001",
+        ]
         for name in (*older, *others):
             store.put(name, b"x")
         store.settle()
@@ -359,7 +381,7 @@ def test_ranges_that_do_not_meet_are_read_again_from_the_boundary() -> None:
     books: dict[str, int] = dict.fromkeys(("records_read", "records_written"), 1)
     before = ShardInfo(make_task(0), 1, books, None, Edge(0, Span(0, 100, 0, 130), 1, 0))
     after = ShardInfo(make_task(1), 1, books, Edge(0, Span(100, 200, 110, 200), 1, 0), None)
-    [task] = tasks_to_repeat([before, after], 2)
+    [task] = find_apart([before, after], 2)
     assert task == dataclasses.replace(make_task(1), start_at=130, round=2)
     again = dataclasses.replace(after, task=task, first=Edge(0, Span(100, 200, 130, 200), 1, 0))
-    assert list(tasks_to_repeat([before, again], 3)) == []
+    assert list(find_apart([before, again], 3)) == []

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes import (
     WorstStore,
     make_batch,
@@ -22,9 +26,6 @@ from fakes import (
     read_array_record,
     toy_records,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from transforms import shard_writer
 from transforms.elements import JobSpec, RecordBatch, ShardInfo, Span
 from transforms.ledger import ATTEMPTS, Ledger, find_ledger, ledger_name
@@ -48,7 +49,8 @@ def write_shard(store: Store, spec: JobSpec, batches: list[RecordBatch], shard: 
 def committed(store: Store, spec: JobSpec, shard: int = 0) -> Ledger:
     """The shard's ledger, which must count."""
     found = find_ledger(store, spec, shard)
-    assert found is not None and found.ledger is not None
+    assert found is not None
+    assert found.ledger is not None
     return found.ledger
 
 
@@ -154,7 +156,8 @@ class TestDeadLetterPair:
         letters = [make_letter(n, payload=None if n % 3 == 1 else b"") for n in range(10)]
         write_shard(store, spec, [make_batch(toy_records(2), dead=letters[:4]), make_batch([], dead=letters[4:])])
         ledger = committed(store, spec)
-        assert ledger.dead_lines is not None and ledger.dead_payloads is not None
+        assert ledger.dead_lines is not None
+        assert ledger.dead_payloads is not None
         with store.open(ledger.dead_lines.name) as file:
             lines = [json.loads(line) for line in file]
         payloads = read_array_record(store, ledger.dead_payloads.name)
@@ -162,7 +165,9 @@ class TestDeadLetterPair:
         for letter, line in zip(letters, lines, strict=True):
             index = line["payload_index"]
             assert letter.payload == (None if index is None else payloads[index])
-        assert [line["payload_index"] for line in lines if line["payload_index"] is not None] == list(range(len(payloads)))
+        assert [line["payload_index"] for line in lines if line["payload_index"] is not None] == list(
+            range(len(payloads))
+        )
         assert (ledger.dead_lines.records, ledger.dead_payloads.records) == (10, 7)
 
     def test_without_payloads_has_no_payload_file(self, store: Store) -> None:
@@ -176,7 +181,8 @@ class TestDeadLetterPair:
         letters = [make_letter(0, payload=b"x" * 100), make_letter(1, payload=b"y" * 101)]
         write_shard(store, spec, [make_batch([], dead=letters)])
         ledger = committed(store, spec)
-        assert ledger.dead_lines is not None and ledger.dead_payloads is not None
+        assert ledger.dead_lines is not None
+        assert ledger.dead_payloads is not None
         assert read_array_record(store, ledger.dead_payloads.name) == [b"x" * 100, b"y" * 100]
         with store.open(ledger.dead_lines.name) as file:
             lines = [json.loads(line) for line in file]
@@ -251,7 +257,7 @@ class TestParts:
         edges = sorted({0, len(records), *(min(cut, len(records)) for cut in cuts)})
         together, cut_up, one_by_one = WorstStore(), WorstStore(), WorstStore()
         write_shard(together, make_spec(together.root, **bounds), [make_batch(records, rolls=rolls)])
-        batches = [make_batch(records[a:b], rolls=rolls) for a, b in zip(edges, edges[1:], strict=False)]
+        batches = [make_batch(records[a:b], rolls=rolls) for a, b in itertools.pairwise(edges)]
         write_shard(cut_up, make_spec(cut_up.root, **bounds), batches or [make_batch([])])
         singles = [make_batch([record], rolls=rolls) for record in records]
         write_shard(one_by_one, make_spec(one_by_one.root, **bounds), singles or [make_batch([])])
@@ -259,7 +265,7 @@ class TestParts:
         assert _part_bytes(cut_up) == expected
         assert _part_bytes(one_by_one) == expected
         parts = parts_of(together, make_spec(together.root))
-        assert sum(parts, []) == records
+        assert list(itertools.chain(*parts)) == records
         for part in parts:
             assert not max_records or len(part) <= max_records
             assert not max_bytes or len(part) == 1 or sum(map(len, part)) <= max_bytes
@@ -382,7 +388,13 @@ def run_with_file_limit(root: Path, batch: str) -> subprocess.CompletedProcess[s
             print("refused")
     """
     program = textwrap.dedent(program).format(batch=batch)
-    environment: dict[str, Any] = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
     return subprocess.run(
-        [sys.executable, "-c", program, str(root)], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [sys.executable, "-c", program, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
     )

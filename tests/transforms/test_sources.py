@@ -9,10 +9,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import corpora
 import pytest
 
-from transforms import sources
+import corpora
 from transforms.elements import Input
 from transforms.sources import InputChangedError, LocalFile, explain_error, open_input
 
@@ -54,7 +53,7 @@ def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.Monkey
     data = corpora.text_payload(7, 1000)
     file = open_input(corpora.write_file(tmp_path / "x", data))
     pread = os.pread
-    monkeypatch.setattr(sources.os, "pread", lambda fd, num_bytes, at: pread(fd, min(num_bytes, 7), at))
+    monkeypatch.setattr(os, "pread", lambda fd, num_bytes, at: pread(fd, min(num_bytes, 7), at))
     assert file.read_at(0, 1000) == data
     assert file.read_at(13, 500) == data[13:513]
     assert file.read_at(990, 500) == data[990:]

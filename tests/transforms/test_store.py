@@ -1,21 +1,15 @@
-"""The contract of a store, the same for a local folder and for the worst object store; then what is local only."""
+"""The contract of a store, the same for a local folder and for the worst object store."""
 
 from __future__ import annotations
 
-import errno
+import functools
 import os
-import subprocess
-import sys
-import textwrap
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fakes import WorstStore
 
-from transforms.store import LocalStore, OutputError, Store, open_store
+from fakes import WorstStore, files_below, run_together
+from transforms.store import LocalStore, Store, open_store
 
 ODD_NAMES = [
     "a b.jsonl",
@@ -37,39 +31,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return WorstStore()
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "out"))
-
-
-def tree_of(root: str | Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden and temporary ones too."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(Path(root).rglob("*")) if path.is_file()}
-
-
 class TestPutIfAbsent:
     def test_first_call_creates_and_second_leaves_it(self, store: Store) -> None:
         assert store.put_if_absent("shards/0.json", b"first") is True
         assert store.put_if_absent("shards/0.json", b"second, longer") is False
         found = store.get("shards/0.json")
-        assert found is not None and found[0] == b"first"
+        assert found is not None
+        assert found[0] == b"first"
         assert list(store.list("")) == [("shards/0.json", 5)]
 
     def test_sixteen_threads_have_one_winner_whose_content_stays(self, store: Store) -> None:
         for round_number in range(20):
             name = f"shards/{round_number}.json"
-            won: list[int] = []
-            barrier = threading.Barrier(16)
-
-            def attempt(number: int, name: str = name, won: list[int] = won, barrier: Any = barrier) -> None:
-                barrier.wait()
-                if store.put_if_absent(name, b"winner-%02d" % number):
-                    won.append(number)
-
-            run_together([lambda number=number: attempt(number) for number in range(16)])
+            contents = [b"winner-%02d" % number for number in range(16)]
+            results = run_together([functools.partial(store.put_if_absent, name, content) for content in contents])
+            won = [number for number, result in enumerate(results) if result]
             assert len(won) == 1
             found = store.get(name)
-            assert found is not None and found[0] == b"winner-%02d" % won[0]
+            assert found is not None
+            assert found[0] == b"winner-%02d" % won[0]
 
     def test_a_deleted_name_can_be_created_again(self, store: Store) -> None:
         store.put_if_absent("x", b"one")
@@ -88,7 +68,8 @@ class TestPut:
         store.put("x", b"first, longer")
         store.put("x", b"last")
         found = store.get("x")
-        assert found is not None and found[0] == b"last"
+        assert found is not None
+        assert found[0] == b"last"
 
     def test_readers_see_one_content_or_the_other_and_never_half(self, store: Store) -> None:
         contents = {b"a" * 100_000, b"b" * 50_000}
@@ -115,7 +96,8 @@ class TestPut:
         store.put_file(str(source), "_gristmill/plan.jsonl")
         source.write_bytes(b"changed")
         found = store.get("_gristmill/plan.jsonl")
-        assert found is not None and found[0] == b"plan\n" * 1000
+        assert found is not None
+        assert found[0] == b"plan\n" * 1000
 
 
 class TestReading:
@@ -150,7 +132,8 @@ class TestReading:
         assert spool.seal() == 7
         assert Path(spool.path).read_bytes() == b"records"  # It is counted and summed after sealing.
         found = store.get("attempts/00000-a/part")
-        assert found is not None and found[0] == b"records"
+        assert found is not None
+        assert found[0] == b"records"
 
 
 class TestDelete:
@@ -169,7 +152,8 @@ class TestDelete:
         store.put("x", b"two")
         assert store.delete("x", found[1]) is False
         again = store.get("x")
-        assert again is not None and again[0] == b"two"
+        assert again is not None
+        assert again[0] == b"two"
 
     def test_stale_version_does_nothing_to_equal_content_created_anew(self, store: Store) -> None:
         store.put_if_absent("x", b"same")
@@ -184,8 +168,7 @@ class TestDelete:
             store.put("shards/x", b"entry")
             found = store.get("shards/x")
             assert found is not None
-            version = found[1]
-            results = run_together([lambda version=version: store.delete("shards/x", version)] * 16)
+            results = run_together([functools.partial(store.delete, "shards/x", found[1])] * 16)
             assert sorted(results) == [False] * 15 + [True]
 
     def test_folders_of_deleted_names_do_not_show(self, store: Store) -> None:
@@ -234,7 +217,7 @@ class TestList:
         store.put_file(str(tmp_path / "file"), "d")
         assert list(store.list("")) == [("a", 1), ("b", 1), ("c", 1), ("d", 4)]
         if isinstance(store, LocalStore):
-            assert sorted(tree_of(store.root)) == ["a", "b", "c", "d"]
+            assert sorted(files_below(store.root)) == ["a", "b", "c", "d"]
 
 
 class TestCopy:
@@ -251,14 +234,15 @@ class TestCopy:
             store.copy("part", "part")
         assert list(store.list("")) == [("final", 7), ("part", 7)]
         if isinstance(store, LocalStore):
-            assert tree_of(store.root) == {"final": b"records", "part": b"records"}
+            assert files_below(store.root) == {"final": b"records", "part": b"records"}
 
     def test_replaces_what_stands_there(self, store: Store) -> None:
         store.put("final", b"an older and longer shard")
         store.put("part", b"records")
         store.copy("part", "final")
         found = store.get("final")
-        assert found is not None and found[0] == b"records"
+        assert found is not None
+        assert found[0] == b"records"
 
     def test_final_name_outlives_the_attempt(self, store: Store) -> None:
         store.put("attempts/part", b"records")
@@ -293,215 +277,9 @@ class TestOpenStore:
 
     def test_path_opens_a_folder(self, tmp_path: Path) -> None:
         store = open_store(str(tmp_path))
-        assert isinstance(store, LocalStore) and store.root == str(tmp_path)
+        assert isinstance(store, LocalStore)
+        assert store.root == str(tmp_path)
 
     def test_unknown_scheme_is_named_with_the_known_ones(self) -> None:
         with pytest.raises(ValueError, match=r"'nope://bucket/x'.*got scheme 'nope'.*worst://"):
             open_store("nope://bucket/x")
-
-
-# Local only.
-
-
-@pytest.fixture
-def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without hard links, as exFAT and some network mounts are."""
-
-    def refuse(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-
-
-@pytest.mark.usefixtures("no_links")
-class TestWithoutHardLinks:
-    def test_put_if_absent_has_one_winner_under_sixteen_threads(self, local: LocalStore) -> None:
-        for number in range(20):
-            name = f"shards/{number}"
-            results = run_together([lambda name=name: local.put_if_absent(name, b"entry")] * 16)
-            assert sorted(results) == [False] * 15 + [True]
-            assert local.size(name) == 5
-
-    def test_copy_copies_and_may_be_repeated(self, local: LocalStore) -> None:
-        local.put("part", b"records")
-        for _ in range(3):
-            local.copy("part", "final")
-            local.copy("final", "part")
-        assert tree_of(local.root) == {"final": b"records", "part": b"records"}
-
-    def test_copy_of_a_missing_name_is_not_found(self, local: LocalStore) -> None:
-        local.put("other", b"x")
-        with pytest.raises(FileNotFoundError):
-            local.copy("part", "final")
-        assert tree_of(local.root) == {"other": b"x"}
-
-    def test_entry_that_is_being_written_cannot_be_deleted_as_malformed(
-        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A second attempt looks at the half-written entry of the first and finds it malformed."""
-        sync, opened = os.fsync, os.fdopen
-
-        def look_and_delete() -> None:
-            found = local.get("shards/0.json")
-            if found is not None and found[0] != b"entry":
-                local.delete("shards/0.json", found[1])
-
-        def other_attempt() -> None:
-            other = threading.Thread(target=look_and_delete, daemon=True)
-            other.start()
-            other.join(0.3)  # It may have to wait for us.
-
-        def open_late(descriptor: int, *args: Any, **kwargs: Any) -> Any:
-            other_attempt()
-            return opened(descriptor, *args, **kwargs)
-
-        def sync_late(descriptor: int) -> None:
-            other_attempt()
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fdopen", open_late)
-        monkeypatch.setattr(os, "fsync", sync_late)
-        won = local.put_if_absent("shards/0.json", b"entry")
-        found = local.get("shards/0.json")
-        assert won is True
-        assert found is not None and found[0] == b"entry"
-
-    def test_full_disk_is_an_output_error_and_leaves_nothing(
-        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sync = os.fsync
-
-        def sync_on_full_disk(descriptor: int) -> None:
-            if os.readlink(f"/proc/self/fd/{descriptor}").endswith("0.json"):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", sync_on_full_disk)
-        with pytest.raises(OutputError, match="No space left"):
-            local.put_if_absent("shards/0.json", b"entry")
-        assert tree_of(local.root) == {}
-
-
-ON_FULL_DISK = """
-    import resource, sys
-    from transforms.store import LocalStore, OutputError
-    store = LocalStore(sys.argv[1])
-    store.put("small", b"x")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    try:
-        {call}
-    except OutputError as error:
-        print("refused:", error)
-"""
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        'store.put_if_absent("big", bytes(100_000))',
-        'store.put("big", bytes(100_000))',
-        'store.put("small", bytes(100_000))',
-        'store.put_file(sys.argv[2], "big")',
-    ],
-)
-def test_full_disk_is_an_output_error_and_leaves_what_was_there(tmp_path: Path, call: str) -> None:
-    (tmp_path / "big").write_bytes(bytes(100_000))
-    program = textwrap.dedent(ON_FULL_DISK).format(call=call)
-    out = tmp_path / "out"
-    done = run_python(program, str(out), str(tmp_path / "big"))
-    assert done.stdout.startswith("refused: cannot write "), done.stderr
-    assert tree_of(out) == {"small": b"x"}
-
-
-def test_seal_on_a_full_disk_is_an_output_error(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = local.spool("attempts/0/part")
-    Path(spool.path).write_bytes(b"records")
-
-    def refuse(_descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OutputError, match=r"attempts/0/part: Input/output error"):
-        spool.seal()
-
-
-@pytest.mark.parametrize("call", ["put", "put_if_absent", "spool"])
-def test_root_below_a_file_is_an_output_error(tmp_path: Path, call: str) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    store = LocalStore(str(tmp_path / "file" / "out"))
-    arguments = ("x",) if call == "spool" else ("x", b"data")
-    with pytest.raises(OutputError):
-        getattr(store, call)(*arguments)
-    assert tree_of(tmp_path) == {"file": b"x"}
-
-
-def test_name_of_a_folder_is_an_output_error_and_leaves_no_temporary(local: LocalStore) -> None:
-    local.put("folder/file", b"x")
-    with pytest.raises(OutputError):
-        local.put("folder", b"data")
-    assert tree_of(local.root) == {"folder/file": b"x"}
-
-
-def test_root_that_cannot_be_made_is_an_output_error_and_no_endless_loop() -> None:
-    """/proc answers `mkdir` with "no such file", as a mount that has gone does."""
-    program = """
-        from transforms.store import LocalStore, OutputError
-        try:
-            LocalStore("/proc/nowhere/out").put("x", b"data")
-        except OutputError as error:
-            print("refused:", error)
-    """
-    done = run_python(textwrap.dedent(program))
-    assert done.stdout.startswith("refused: cannot write /proc/nowhere/out/x"), done.stderr
-
-
-def test_content_and_every_new_folder_are_synced(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut after put_if_absent has returned must not take the entry, or a folder above it, away."""
-    synced: list[str] = []
-    sync = os.fsync
-
-    def record(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", record)
-    local.put_if_absent("_gristmill/shards/0.json", b"entry")
-    folders = {local.root, os.path.dirname(local.root), f"{local.root}/_gristmill", f"{local.root}/_gristmill/shards"}
-    assert folders <= set(synced)
-    assert synced[-1] == f"{local.root}/_gristmill/shards"
-    files = [path for path in synced if path not in folders]
-    assert len(files) == 1 and os.path.basename(files[0]).startswith(".gristmill-")
-
-
-def test_deleting_the_last_name_keeps_the_root(local: LocalStore) -> None:
-    local.put("x", b"1")
-    local.delete("x")
-    assert os.path.isdir(local.root)
-
-
-def run_together(functions: list[Callable[[], Any]]) -> list[Any]:
-    """Runs functions in threads at once and returns what they return; the first exception is raised."""
-    results: list[Any] = [None] * len(functions)
-    errors: list[BaseException] = []
-
-    def body(number: int) -> None:
-        try:
-            results[number] = functions[number]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
-
-
-def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=20, check=False
-    )

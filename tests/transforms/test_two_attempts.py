@@ -6,10 +6,12 @@ Whatever happens there is one ledger, the files it names and no others, and noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 
 import pytest
+
 from fakes import (
     Killed,
     WorstStore,
@@ -21,7 +23,6 @@ from fakes import (
     read_array_record,
     toy_records,
 )
-
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
 from transforms.ledger import Ledger, StoredFile, find_ledger, ledger_name
 from transforms.shard_writer import ShardWriter
@@ -42,10 +43,11 @@ def attempt(store: WorstStore, spec: JobSpec, batch: RecordBatch) -> ShardInfo:
 def check_committed_once(store: WorstStore, spec: JobSpec, batch: RecordBatch) -> Ledger:
     """The store holds one ledger, its files and nothing else, and the files hold each record once."""
     found = find_ledger(store, spec, 0)
-    assert found is not None and found.ledger is not None
+    assert found is not None
+    assert found.ledger is not None
     ledger = found.ledger
     assert sorted(store.tree()) == sorted([ledger_name(spec, 0), *(file.name for file in ledger.files())])
-    assert sum((read_array_record(store, part.name) for part in ledger.parts), []) == batch.records
+    assert [record for part in ledger.parts for record in read_array_record(store, part.name)] == batch.records
     lines = store.tree()[ledger.dead_lines.name].count(b"\n") if ledger.dead_lines else 0
     assert lines == len(batch.dead)
     payloads = read_array_record(store, ledger.dead_payloads.name) if ledger.dead_payloads else []
@@ -58,12 +60,13 @@ def run_every_interleaving(
 ) -> int:
     """Runs attempts in every order and checks each end; returns the number of orders."""
     count = 0
-    for count, interleaving in enumerate(every_interleaving(), 1):
+    for interleaving in every_interleaving():
+        count += 1
         store = WorstStore(list_delay=1000)
         spec = make_spec(store.root)
         prepare(store, spec)
         store.scheduler = interleaving
-        results = interleaving.run([lambda store=store, spec=spec: attempt(store, spec, batch)] * num_attempts)
+        results = interleaving.run([functools.partial(attempt, store, spec, batch)] * num_attempts)
         store.scheduler = None
         try:
             ledger = check_committed_once(store, spec, batch)
@@ -140,7 +143,8 @@ class TestKilled:
             info = attempt(store, spec, batch)
 
             found = find_ledger(store, spec, 0)
-            assert found is not None and found.ledger is not None
+            assert found is not None
+            assert found.ledger is not None
             ledger = found.ledger
             assert info == ledger.to_info(make_task())
             mine = {ledger_name(spec, 0), *(file.name for file in ledger.files())}
@@ -171,7 +175,8 @@ class TestKilled:
         zombie.add(RECORDS_AND_PAIR)
         attempt(store, spec, RECORDS_AND_PAIR)
         found = find_ledger(store, spec, 0)
-        assert found is not None and found.ledger is not None
+        assert found is not None
+        assert found.ledger is not None
         published = {}
         for number, file in enumerate(found.ledger.files()):
             store.copy(file.name, f"final-{number}")

@@ -26,9 +26,7 @@ class Format(Protocol):
 
     SPLITTABLE: bool
 
-    def read_range(
-        self, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec
-    ) -> Iterator[Chunk]:
+    def read_range(self, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
         """Yields the records that begin in [start, end), the last chunk with the span covered."""
 
 

@@ -44,13 +44,13 @@ def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: in
         yield Chunk(span=Span(start, end, None, None))
         return
     letter = DeadLetter(source.name, 0, file.size, "read", "not_array_record", whole_file=True)
-    letter.error = f"the file has no valid ArrayRecord footer (cut, or another format); {what_is_it(file.read_at(0, 64))}"
+    letter.error = (
+        f"the file has no valid ArrayRecord footer (cut, or another format); {what_is_it(file.read_at(0, 64))}"
+    )
     yield Chunk(dead=[letter], num_bytes=file.size, span=Span(start, end, 0, file.size))
 
 
-def _read_records(
-    reader: ArrayRecordReader, source: Input, first: int, last: int, spec: JobSpec
-) -> Iterator[Chunk]:
+def _read_records(reader: ArrayRecordReader, source: Input, first: int, last: int, spec: JobSpec) -> Iterator[Chunk]:
     """Reads [first, last) in pieces of about a batch; the piece grows while records turn out small."""
     count = 1
     while first < last:

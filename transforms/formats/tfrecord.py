@@ -20,7 +20,7 @@ import numpy as np
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.formats.sniff import what_is_it
 from transforms.formats.streams import GZIP_MAGIC, InflatedBytes, PlainBytes
-from transforms.formats.tfrecord_scan import HEADER_BYTES, find_headers, is_header, masked_crc
+from transforms.formats.tfrecord_scan import HEADER_BYTES, find_headers, is_header
 from transforms.sources import RandomAccessFile
 
 SPLITTABLE = True

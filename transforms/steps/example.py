@@ -15,11 +15,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from transforms.dead_letters import BadRecordError
 
-_Type = descriptor_pb2.FieldDescriptorProto
+_Type: Any = descriptor_pb2.FieldDescriptorProto
 
 
-def _field(name: str, number: int, kind: int, label: int, type_name: str | None = None) -> _Type:
-    return _Type(name=name, number=number, type=kind, label=label, type_name=type_name)  # type: ignore[arg-type]
+def _field(name: str, number: int, kind: int, label: int, type_name: str | None = None) -> Any:
+    return _Type(name=name, number=number, type=kind, label=label, type_name=type_name)
 
 
 def _list_message(name: str, kind: int) -> descriptor_pb2.DescriptorProto:
@@ -76,7 +76,7 @@ def parse_example(record: bytes) -> Any:
         example = example_class().FromString(record)
     except DecodeError as error:
         raise BadRecordError("not_example", f"the record does not parse as tf.train.Example: {error}") from error
-    unknown = UnknownFieldSet(example)
+    unknown: Any = UnknownFieldSet(example)
     if len(unknown):
         numbers = sorted({field.field_number for field in unknown})
         if numbers == [2]:

@@ -54,16 +54,26 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     name, target = _target(where, step)
     found = _import(where, target)
     parameters = {key: value for key, value in step.items() if key not in ("use", "call")}
+    if inspect.isclass(found):
+        return Step(name, _make(f"{where}: {name}", found, parameters))
     try:
-        if inspect.isclass(found):
-            return Step(name, found(**parameters))
         inspect.signature(found).bind(b"", **parameters)
     except TypeError as error:
         raise StepError(f"{where}: {name} does not take these parameters: {error}") from error
-    except ValueError as error:  # Raised by a class for a parameter's value; built-ins have no signature.
-        if inspect.isclass(found):
-            raise StepError(f"{where}: {name}: {error}") from error
+    except ValueError:
+        pass  # Functions built into Python have no signature to check.
     return Step(name, functools.partial(found, **parameters) if parameters else found)
+
+
+def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> Callable[[Any], Any]:
+    """Makes the step of a class; its constructor checks the parameters."""
+    try:
+        step = found(**parameters)
+    except (TypeError, ValueError) as error:
+        raise StepError(f"{where} does not take these parameters: {error}") from error
+    if not callable(step):
+        raise StepError(f"{where} is a class whose objects cannot be called; give it a __call__(value)")
+    return step
 
 
 def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
@@ -84,15 +94,19 @@ def _import(where: str, target: str) -> Callable[..., Any]:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
-        raise StepError(f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise StepError(
+            f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
-            raise StepError(f"{where}: {module_name} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise StepError(
+                f"{where}: {module_name} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         found = getattr(found, part)
     if not callable(found):
         raise StepError(f"{where}: {target} is not a function, it is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def source_digest(steps: Iterable[dict[str, Any]]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import corpora
 import pytest
-from corpora import MemoryFile
 
+import corpora
+from corpora import MemoryFile
 from transforms.elements import Span
 from transforms.formats import FORMATS, files, guess_format, load_format
 from transforms.sources import open_input

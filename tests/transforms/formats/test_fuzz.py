@@ -7,13 +7,14 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import corpora
 import pytest
-from corpora import RangeResult
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import corpora
+from corpora import RangeResult
 from transforms.formats import array_record, files, streams, tfrecord
 from transforms.sources import open_input
 
@@ -70,11 +71,9 @@ def edited(data: bytes, edits: list[Edit]) -> bytes:
     return data
 
 
-def check_tfrecord(data: bytes, cuts: list[int], **changes: object) -> list[RangeResult]:
+def check_tfrecord(data: bytes, cuts: list[int], **changes: Any) -> list[RangeResult]:
     """Reads ranges until they meet; all bytes, of the file or of the stream in it, are named once."""
-    results, _ = corpora.read_until_they_meet(
-        tfrecord.read_range, data, corpora.cut_ranges(len(data), cuts), **changes
-    )
+    results, _ = corpora.read_until_they_meet(tfrecord.read_range, data, corpora.cut_ranges(len(data), cuts), **changes)
     num_bytes = sum(result.num_bytes for result in results)
     corpora.assert_every_byte_is_named_once(results, num_bytes)
     if {True} not in (result.rolls for result in results):
@@ -132,12 +131,20 @@ def test_edited_gzip_members_balance(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "_COMPRESSED_PIECE_BYTES", piece)
         patch.setattr(streams, "_INFLATED_PIECE_BYTES", 4 * piece)
+        patch.setattr(tfrecord, "_SEARCH_BYTES", 16 * piece)
         check_tfrecord(data, cuts, max_record_bytes=max_bytes, compression=compression)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.binary(max_size=200), ASSEMBLED.map(zlib.compress)), EDITS, CUTS, st.sampled_from(["zlib", "gzip", "none"]))
-def test_any_bytes_read_as_any_compression_balance(data: bytes, edits: list[Edit], cuts: list[int], compression: str) -> None:
+@given(
+    st.one_of(st.binary(max_size=200), ASSEMBLED.map(zlib.compress)),
+    EDITS,
+    CUTS,
+    st.sampled_from(["zlib", "gzip", "none"]),
+)
+def test_any_bytes_read_as_any_compression_balance(
+    data: bytes, edits: list[Edit], cuts: list[int], compression: str
+) -> None:
     check_tfrecord(edited(data, edits), cuts, compression=compression)
 
 

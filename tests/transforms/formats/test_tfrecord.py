@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
 
-import corpora
 import pytest
-from corpora import HUGE_LENGTH, MemoryFile, frame, frame_all, header
 
-from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Span
+import corpora
+from corpora import HUGE_LENGTH, MemoryFile, frame, frame_all, header
+from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Input, Span
 from transforms.formats import tfrecord
 from transforms.sources import open_input
 
@@ -21,7 +22,7 @@ HIT = 6
 MIB = 1 << 20
 
 
-def read(data: bytes | MemoryFile, start: int = 0, end: int | None = None, **changes: object) -> corpora.RangeResult:
+def read(data: bytes | MemoryFile, start: int = 0, end: int | None = None, **changes: Any) -> corpora.RangeResult:
     return corpora.read_bytes(tfrecord.read_range, data, start, end, **changes)
 
 
@@ -63,7 +64,7 @@ def test_batches_are_bounded_by_bytes_and_records() -> None:
     small = [corpora.text_payload(index, 10) for index in range(3000)]
     large = [corpora.text_payload(index, 300_000) for index in range(20)]
     file = MemoryFile(frame_all(small + large))
-    chunks = list(tfrecord.read_range(file, corpora.Input(0, "x", file.size, 0), 0, file.size, corpora.make_spec()))
+    chunks = list(tfrecord.read_range(file, Input(0, "x", file.size, 0), 0, file.size, corpora.make_spec()))
     assert [record for chunk in chunks for record in chunk.records] == small + large
     assert max(len(chunk.records) for chunk in chunks) == BATCH_MAX_RECORDS
     assert max(sum(map(len, chunk.records)) for chunk in chunks) <= BATCH_MAX_BYTES
@@ -298,7 +299,7 @@ def test_file_that_shrinks_while_it_is_read_comes_to_an_end(kept: int, start: in
     file = MemoryFile(DATA[:kept], size=len(DATA))
     file.max_reads = 1000
     result = read(file, start)
-    whole = [start_of for start_of, end in zip(STARTS, STARTS[1:], strict=False) if start_of >= start and end <= kept]
+    whole = [start_of for start_of, end in itertools.pairwise(STARTS) if start_of >= start and end <= kept]
     assert result.positions == whole
     end = result.positions[-1] + 16 + len(result.records[-1]) if result.records else (0 if start == 0 else None)
     if end is not None:
@@ -308,12 +309,12 @@ def test_file_that_shrinks_while_it_is_read_comes_to_an_end(kept: int, start: in
 def test_error_of_the_disk_is_raised_after_what_was_read_before() -> None:
     payloads = [corpora.text_payload(index, 1000) for index in range(3000)]
     file = MemoryFile(frame_all(payloads), bad=(2_000_000, 2_000_512))
+    chunks = tfrecord.read_range(file, Input(0, "x", file.size, 0), 0, file.size, corpora.make_spec())
     records: list[bytes] = []
     with pytest.raises(OSError, match="Input/output error"):
-        for chunk in tfrecord.read_range(file, corpora.Input(0, "x", file.size, 0), 0, file.size, corpora.make_spec()):
-            records += chunk.records
-    assert records == payloads[: len(records)]
+        records.extend(record for chunk in chunks for record in chunk.records)
     assert len(records) >= 900
+    assert records == payloads[: len(records)]
 
 
 def test_length_seen_before_is_still_checked_against_its_checksum() -> None:

@@ -7,12 +7,12 @@ import random
 import struct
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
 
 import corpora
-import pytest
 from corpora import HUGE_LENGTH, MemoryFile, RangeResult, frame, frame_all, gzip_of, header
-
 from transforms.elements import Input, Span
 from transforms.formats import streams, tfrecord
 
@@ -23,7 +23,7 @@ STARTS = corpora.frame_starts(PAYLOADS)
 MIB = 1 << 20
 
 
-def read(data: bytes | MemoryFile, **changes: object) -> RangeResult:
+def read(data: bytes | MemoryFile, **changes: Any) -> RangeResult:
     return corpora.read_bytes(tfrecord.read_range, data, **changes)
 
 
@@ -47,12 +47,12 @@ def assert_tiles(result: RangeResult, num_bytes: int) -> None:
 
 
 @pytest.fixture(params=[None, 1, 2, 7, 100])
-def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int | None]:
+def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """How much is fetched and inflated at once: seams must not show."""
     if request.param:
         monkeypatch.setattr(streams, "_COMPRESSED_PIECE_BYTES", request.param)
         monkeypatch.setattr(streams, "_INFLATED_PIECE_BYTES", 3 * request.param)
-    yield request.param
+    return cast("int | None", request.param)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_cut_stream_of_any_piece_size_gives_what_stands_before_the_cut(seed: int
 
 
 def test_cut_stream_of_repeats_is_emptied_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few compressed bytes stand for many: what the inflater still holds when its input ends belongs to the records."""
+    """A few compressed bytes stand for many: what the inflater still holds when its input ends counts as well."""
     payloads = [b"%d" % (index % 10) * 500 for index in range(60)]
     packed = zlib.compress(frame_all(payloads), 9)
     for piece in (1, 10, 100, 1000, MIB):
@@ -229,7 +229,7 @@ def test_record_larger_than_allowed_that_ends_badly_keeps_the_books(size: int, t
     assert list(zip(result.positions, result.records, strict=True)) == standing
 
 
-def read_traced(packed: bytes, **changes: object) -> tuple[RangeResult, int]:
+def read_traced(packed: bytes, **changes: Any) -> tuple[RangeResult, int]:
     """Reads with the peak of traced memory, records not kept count as given back."""
     file = MemoryFile(packed)
     gc.collect()
@@ -281,6 +281,8 @@ def test_heads_of_no_known_compression_are_plain(head: bytes) -> None:
     assert tfrecord.detect_compression(head) == "none"
 
 
-@pytest.mark.parametrize(("head", "expected"), [(GZIP[:12], "gzip"), (b"x\x01", "zlib"), (b"x\x9c", "zlib"), (b"x\xda", "zlib")])
+@pytest.mark.parametrize(
+    ("head", "expected"), [(GZIP[:12], "gzip"), (b"x\x01", "zlib"), (b"x\x9c", "zlib"), (b"x\xda", "zlib")]
+)
 def test_compression_is_known_by_its_first_bytes(head: bytes, expected: str) -> None:
     assert tfrecord.detect_compression(head) == expected

@@ -6,10 +6,10 @@ import dataclasses
 import random
 from collections import Counter
 
-import corpora
 import pytest
-from corpora import RangeResult, frame, frame_all
 
+import corpora
+from corpora import RangeResult, frame, frame_all
 from transforms.elements import Span
 from transforms.formats import tfrecord
 
@@ -109,7 +109,7 @@ def test_random_damage_near_range_boundaries_balances(first_seed: int) -> None:
 
 @pytest.mark.parametrize("first_seed", SEEDS[::4])
 def test_random_damage_balances_when_every_block_is_small(first_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of a few KB never cross the megabyte blocks of the reader; blocks of some bytes are crossed all the time."""
+    """Files of a few KB never cross the reader's large blocks; blocks of some bytes are crossed all the time."""
     for name, value in SMALL_BLOCKS.items():
         monkeypatch.setattr(tfrecord, name, value)
     for seed in range(first_seed, first_seed + CASES_PER_TEST):
@@ -135,6 +135,9 @@ def test_ranges_of_one_byte_give_every_record_once() -> None:
     results = [read_slice(data, at, at + 1) for at in range(len(data))]
     assert [record for result in results for record in result.records] == payloads
     assert [at for at, result in enumerate(results) if result.records] == corpora.frame_starts(payloads)[:-1]
+    assert [at for at, result in enumerate(results) if result.span.start is not None] == corpora.frame_starts(payloads)[
+        :-1
+    ]
     assert corpora.add_up_ranges(results, len(data)).apart == []
 
 
@@ -160,7 +163,9 @@ def test_a_record_larger_than_many_ranges_belongs_to_the_first_of_them() -> None
     results = [read_slice(data, *pair) for pair in corpora.cut_ranges(len(data), range(10, len(data), 100))]
     assert [record for result in results for record in result.records] == payloads
     assert corpora.add_up_ranges(results, len(data)).apart == []
-    assert sum(result.span == Span(result.span.asked_start, result.span.asked_end, None, None) for result in results) > 45
+    assert (
+        sum(result.span == Span(result.span.asked_start, result.span.asked_end, None, None) for result in results) > 45
+    )
 
 
 def nested_file() -> tuple[bytes, list[bytes]]:

@@ -6,12 +6,12 @@ import random
 import struct
 import zlib
 
-import corpora
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import corpora
 from transforms.formats import tfrecord_scan
 from transforms.formats.tfrecord_scan import find_headers, is_header, masked_crc
 
@@ -22,7 +22,9 @@ BACKGROUNDS = {
     "random": lambda rng, size: rng.randbytes(size),
     "text": lambda rng, size: corpora.text_payload(rng.randrange(1000), size),
     "int64": lambda rng, size: corpora.int64_payload(rng.randrange(1000), size),
-    "int32": lambda rng, size: struct.pack(f"<{size // 4 + 1}i", *(rng.randrange(1000) for _ in range(size // 4 + 1)))[:size],
+    "int32": lambda rng, size: struct.pack(f"<{size // 4 + 1}i", *(rng.randrange(1000) for _ in range(size // 4 + 1)))[
+        :size
+    ],
 }
 
 
@@ -32,7 +34,9 @@ def test_masked_crc_of_the_published_check_value() -> None:
     assert masked_crc(b"123456789") == (((crc >> 15) | (crc << 17) & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("length", [0, 1, 255, 1 << 16, (1 << 16) - 1, (1 << 32) + 7, 1 << 40, (1 << 63) + 1, ANY_LENGTH])
+@pytest.mark.parametrize(
+    "length", [0, 1, 255, 1 << 16, (1 << 16) - 1, (1 << 32) + 7, 1 << 40, (1 << 63) + 1, ANY_LENGTH]
+)
 def test_header_of_any_length_is_recognised(length: int) -> None:
     assert is_header(corpora.header(length))
     assert find_headers(corpora.header(length), ANY_LENGTH) == [0]

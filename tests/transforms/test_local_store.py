@@ -1,0 +1,199 @@
+"""What only a store on a local folder has to stand: no hard links, full disks, odd roots."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import files_below, run_python, run_together
+from transforms.store import LocalStore, OutputError
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "out"))
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without hard links, as exFAT and some network mounts are."""
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("no_links")
+class TestWithoutHardLinks:
+    def test_put_if_absent_has_one_winner_under_sixteen_threads(self, local: LocalStore) -> None:
+        for number in range(20):
+            name = f"shards/{number}"
+            results = run_together([functools.partial(local.put_if_absent, name, b"entry")] * 16)
+            assert sorted(results) == [False] * 15 + [True]
+            assert local.size(name) == 5
+
+    def test_copy_copies_and_may_be_repeated(self, local: LocalStore) -> None:
+        local.put("part", b"records")
+        for _ in range(3):
+            local.copy("part", "final")
+            local.copy("final", "part")
+        assert files_below(local.root) == {"final": b"records", "part": b"records"}
+
+    def test_copy_of_a_missing_name_is_not_found(self, local: LocalStore) -> None:
+        local.put("other", b"x")
+        with pytest.raises(FileNotFoundError):
+            local.copy("part", "final")
+        assert files_below(local.root) == {"other": b"x"}
+
+    def test_entry_that_is_being_written_cannot_be_deleted_as_malformed(
+        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A second attempt looks at the half-written entry of the first and finds it malformed."""
+        sync, opened = os.fsync, os.fdopen
+
+        def look_and_delete() -> None:
+            found = local.get("shards/0.json")
+            if found is not None and found[0] != b"entry":
+                local.delete("shards/0.json", found[1])
+
+        def other_attempt() -> None:
+            other = threading.Thread(target=look_and_delete, daemon=True)
+            other.start()
+            other.join(0.3)  # It may have to wait for us.
+
+        def open_late(descriptor: int, *args: Any, **kwargs: Any) -> Any:
+            other_attempt()
+            return opened(descriptor, *args, **kwargs)
+
+        def sync_late(descriptor: int) -> None:
+            other_attempt()
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fdopen", open_late)
+        monkeypatch.setattr(os, "fsync", sync_late)
+        won = local.put_if_absent("shards/0.json", b"entry")
+        found = local.get("shards/0.json")
+        assert won is True
+        assert found is not None
+        assert found[0] == b"entry"
+
+    def test_full_disk_is_an_output_error_and_leaves_nothing(
+        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync = os.fsync
+
+        def sync_on_full_disk(descriptor: int) -> None:
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith("0.json"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync_on_full_disk)
+        with pytest.raises(OutputError, match="No space left"):
+            local.put_if_absent("shards/0.json", b"entry")
+        assert files_below(local.root) == {}
+
+
+ON_FULL_DISK = """
+    import resource, sys
+    from transforms.store import LocalStore, OutputError
+    store = LocalStore(sys.argv[1])
+    store.put("small", b"x")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        {call}
+    except OutputError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'store.put_if_absent("big", bytes(100_000))',
+        'store.put("big", bytes(100_000))',
+        'store.put("small", bytes(100_000))',
+        'store.put_file(sys.argv[2], "big")',
+    ],
+)
+def test_full_disk_is_an_output_error_and_leaves_what_was_there(tmp_path: Path, call: str) -> None:
+    (tmp_path / "big").write_bytes(bytes(100_000))
+    program = textwrap.dedent(ON_FULL_DISK).format(call=call)
+    out = tmp_path / "out"
+    done = run_python(program, str(out), str(tmp_path / "big"))
+    assert done.stdout.startswith("refused: cannot write "), done.stderr
+    assert files_below(out) == {"small": b"x"}
+
+
+def test_seal_on_a_full_disk_is_an_output_error(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = local.spool("attempts/0/part")
+    Path(spool.path).write_bytes(b"records")
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match=r"attempts/0/part: Input/output error"):
+        spool.seal()
+
+
+@pytest.mark.parametrize("call", ["put", "put_if_absent", "spool"])
+def test_root_below_a_file_is_an_output_error(tmp_path: Path, call: str) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    store = LocalStore(str(tmp_path / "file" / "out"))
+    arguments = ("x",) if call == "spool" else ("x", b"data")
+    with pytest.raises(OutputError):
+        getattr(store, call)(*arguments)
+    assert files_below(tmp_path) == {"file": b"x"}
+
+
+def test_name_of_a_folder_is_an_output_error_and_leaves_no_temporary(local: LocalStore) -> None:
+    local.put("folder/file", b"x")
+    with pytest.raises(OutputError):
+        local.put("folder", b"data")
+    assert files_below(local.root) == {"folder/file": b"x"}
+
+
+def test_root_that_cannot_be_made_is_an_output_error_and_no_endless_loop() -> None:
+    """/proc answers `mkdir` with "no such file", as a mount that has gone does."""
+    program = """
+        from transforms.store import LocalStore, OutputError
+        try:
+            LocalStore("/proc/nowhere/out").put("x", b"data")
+        except OutputError as error:
+            print("refused:", error)
+    """
+    done = run_python(textwrap.dedent(program))
+    assert done.stdout.startswith("refused: cannot write /proc/nowhere/out/x"), done.stderr
+
+
+def test_content_and_every_new_folder_are_synced(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after put_if_absent has returned must not take the entry, or a folder above it, away."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    local.put_if_absent("_gristmill/shards/0.json", b"entry")
+    folders = {local.root, os.path.dirname(local.root), f"{local.root}/_gristmill", f"{local.root}/_gristmill/shards"}
+    assert folders <= set(synced)
+    assert synced[-1] == f"{local.root}/_gristmill/shards"
+    files = [path for path in synced if path not in folders]
+    assert len(files) == 1
+    assert os.path.basename(files[0]).startswith(".gristmill-")
+
+
+def test_deleting_the_last_name_keeps_the_root(local: LocalStore) -> None:
+    local.put("x", b"1")
+    local.delete("x")
+    assert os.path.isdir(local.root)
