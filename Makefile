@@ -60,10 +60,11 @@ docs-check: venv ## check that everything public has a docstring (interrogate)
 
 check: lint typecheck docs-check ## all of the checks above; no test runs
 
-test: venv ## run the tests that are not slow (PYTEST_FLAGS=...)
+test: PYTEST_FLAGS ?= --numprocesses=auto
+test: venv ## run the tests that are not slow, one process a core (PYTEST_FLAGS=...)
 	$(BIN)python -m pytest -m "not slow" $(PYTEST_FLAGS)
 
-test-slow: venv ## run the slow tests: kills, large inputs, builds (PYTEST_FLAGS=...)
+test-slow: venv ## run the slow tests, one after the other (PYTEST_FLAGS=...)
 	$(BIN)python -m pytest -m slow $(PYTEST_FLAGS)
 
 demo: venv ## damaged corpus -> convert -> verify -> read with Grain, in demo-output/; starts anew each time

@@ -35,7 +35,7 @@ setup(
     packages=find_packages(include=["pipelines", "pipelines.*", "transforms", "transforms.*"]),
     install_requires=[
         "apache-beam[gcp]>=2.68",
-        "array-record>=0.8.1",
+        "array-record>=0.5.0",
         "google-cloud-storage>=2.18",
         "google-crc32c>=1.5",
         "jinja2>=3.1",

@@ -194,6 +194,8 @@ def commit(store: Store, spec: JobSpec, ledger: Ledger) -> Ledger:
     data = ledger.to_json()
     while not store.put_if_absent(ledger_name(spec, ledger.shard), data):
         found = find_ledger(store, spec, ledger.shard)
+        if found is not None and found.ledger == ledger:
+            return ledger  # A store whose answer was lost: the entry is ours.
         if found is not None and found.ledger is not None:
             return found.ledger
         if found is not None:

@@ -98,7 +98,7 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int) -> Iterator[C
             file.close()
     except OSError as error:
         yield _rest(source, start, position, end, *explain_error(error))
-    except (MemoryError, ArithmeticError, LookupError, RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:
         # A reader must not fail on any bytes; if it does, the job goes on and the dead letter tells.
         error_type, text, frames = describe_exception(error)
         chunk = _rest(source, start, position, end, "reader_failed", text)

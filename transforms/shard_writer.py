@@ -40,7 +40,10 @@ class _RecordFile:
 
     def write_all(self, records: list[bytes], num_bytes: int) -> None:
         """Appends records."""
-        deque(map(self._writer.write, records), maxlen=0)  # The loop that adds least to compressing.
+        try:
+            deque(map(self._writer.write, records), maxlen=0)  # The loop that adds least to compressing.
+        except RuntimeError as error:  # Some versions say so at once, others only on closing.
+            raise OutputError(f"cannot write {self._spool.path}: {error}") from error
         self.records += len(records)
         self.payload_bytes += num_bytes
 

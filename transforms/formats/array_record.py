@@ -7,11 +7,13 @@ proportion: record i of n lies at position i * size / n. Dead letters therefore 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 from array_record.python.array_record_module import ArrayRecordReader
 
+from transforms.dead_letters import MAX_ERROR_CHARS
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.formats.sniff import what_is_it
 from transforms.sources import RandomAccessFile
@@ -26,17 +28,31 @@ def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec
     Raises:
         OSError: The file could not be read.
     """
-    reader = ArrayRecordReader(os.fsencode(source.name), _READER_OPTIONS)
+    reader = _open(source)
+    if reader is None:
+        yield from _not_array_record(file, source, start, end)
+        return
+    records = _Records(reader, source)
     try:
-        if not reader.ok():
-            yield from _not_array_record(file, source, start, end)
-            return
         count = reader.num_records()
         first, last = (-(-position * count // file.size) for position in (start, end))
-        yield from _read_records(reader, source, first, last, spec)
+        yield from records.read(first, last, spec.max_record_bytes)
         yield Chunk(span=Span(start, end, start, end))
     finally:
+        records.close()
+
+
+def _open(source: Input) -> ArrayRecordReader | None:
+    """Opens the file; None when it is no ArrayRecord. Versions of the library differ in whether they raise."""
+    try:
+        reader = ArrayRecordReader(os.fsencode(source.name), _READER_OPTIONS)
+        if reader.ok():
+            return reader
         _close(reader)
+    except RuntimeError:
+        pass
+    os.close(os.open(os.fsencode(source.name), os.O_RDONLY))  # Raises if the machine is out of descriptors.
+    return None
 
 
 def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: int) -> Iterator[Chunk]:
@@ -44,71 +60,65 @@ def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: in
         yield Chunk(span=Span(start, end, None, None))
         return
     letter = DeadLetter(source.name, 0, file.size, "read", "not_array_record", whole_file=True)
-    letter.error = (
-        f"the file has no valid ArrayRecord footer (cut, or another format); {what_is_it(file.read_at(0, 64))}"
-    )
+    guess = what_is_it(file.read_at(0, 64))
+    letter.error = f"the file has no valid ArrayRecord footer (cut, or another format); {guess}"
     yield Chunk(dead=[letter], num_bytes=file.size, span=Span(start, end, 0, file.size))
 
 
-def _read_records(reader: ArrayRecordReader, source: Input, first: int, last: int, spec: JobSpec) -> Iterator[Chunk]:
-    """Reads [first, last) in pieces of about a batch; the piece grows while records turn out small."""
-    count = 1
-    while first < last:
-        until = min(last, first + count)
-        chunk = _read_piece(reader, source, first, until)
-        chunk = _without_oversize(chunk, source, spec)
+class _Records:
+    """Reads records one after the other, so that a batch can end when it is full, whatever their sizes."""
+
+    def __init__(self, reader: ArrayRecordReader, source: Input) -> None:
+        self._reader: ArrayRecordReader | None = reader
+        self._source = source
+
+    def read(self, first: int, last: int, max_record_bytes: int) -> Iterator[Chunk]:
+        """Yields the records [first, last) in batches."""
+        self._seek(first)
+        chunk = Chunk()
+        for index in range(first, last):
+            self._read_one(index, chunk, max_record_bytes)
+            if chunk.num_bytes >= BATCH_MAX_BYTES or len(chunk.records) + len(chunk.dead) >= BATCH_MAX_RECORDS:
+                yield chunk
+                chunk = Chunk()
         yield chunk
-        first = until
-        largest = max((len(record) for record in chunk.records), default=1)
-        fitting = max(1, BATCH_MAX_BYTES // max(1, largest))
-        count = min(2 * count, fitting, BATCH_MAX_RECORDS)
 
-
-def _read_piece(reader: ArrayRecordReader, source: Input, first: int, last: int) -> Chunk:
-    try:
-        records = list(reader.read(first, last))
-        if len(records) == last - first:
-            return Chunk(records, list(range(first, last)), num_bytes=sum(map(len, records)))
-    except Exception:  # A damaged record fails its whole piece; which one it is shows record by record.
-        pass
-    chunk = Chunk()
-    for index in range(first, last):
+    def _read_one(self, index: int, chunk: Chunk, max_record_bytes: int) -> None:
         try:
-            [record] = reader.read(index, index + 1)
-        except Exception as error:
-            chunk.dead.append(_damaged(source, index, error))
-            continue
+            if self._reader is None:
+                self._reader = _open(self._source)
+                self._seek(index)
+            record = self._reader.read()
+        except RuntimeError as error:
+            # A reader that met damage stays failed: the next record needs a new one.
+            self.close()
+            chunk.dead.append(self._letter(index, 0, "damaged_record", str(error)[:MAX_ERROR_CHARS], error))
+            return
+        chunk.num_bytes += len(record)
+        if len(record) > max_record_bytes:
+            text = f"the record has {len(record)} bytes; source.max_record_bytes allows {max_record_bytes}"
+            chunk.dead.append(self._letter(index, len(record), "record_too_large", text))
+            return
         chunk.records.append(record)
         chunk.positions.append(index)
-        chunk.num_bytes += len(record)
-    return chunk
 
+    def _seek(self, index: int) -> None:
+        if self._reader is not None and index < self._reader.num_records():
+            self._reader.seek(index)
 
-def _damaged(source: Input, index: int, error: Exception) -> DeadLetter:
-    letter = DeadLetter(source.name, index, 0, "read", "damaged_record", extra={"row": index})
-    letter.error_type = type(error).__name__
-    letter.error = str(error)[:2000]
-    return letter
+    def _letter(self, index: int, length: int, reason: str, text: str, error: Exception | None = None) -> DeadLetter:
+        letter = DeadLetter(self._source.name, index, length, "read", reason, error=text, extra={"row": index})
+        letter.error_type = type(error).__name__ if error is not None else ""
+        return letter
 
-
-def _without_oversize(chunk: Chunk, source: Input, spec: JobSpec) -> Chunk:
-    if all(len(record) <= spec.max_record_bytes for record in chunk.records):
-        return chunk
-    kept = Chunk(dead=chunk.dead, num_bytes=chunk.num_bytes)
-    for position, record in zip(chunk.positions, chunk.records, strict=True):
-        if len(record) <= spec.max_record_bytes:
-            kept.records.append(record)
-            kept.positions.append(position)
-            continue
-        letter = DeadLetter(source.name, position, len(record), "read", "record_too_large", extra={"row": position})
-        letter.error = f"the record has {len(record)} bytes; source.max_record_bytes allows {spec.max_record_bytes}"
-        kept.dead.append(letter)
-    return kept
+    def close(self) -> None:
+        """Gives the reader back."""
+        if self._reader is not None:
+            _close(self._reader)
+            self._reader = None
 
 
 def _close(reader: ArrayRecordReader) -> None:
     """Closes the reader; one that met damage raises on closing, which its dead letters have already told."""
-    try:
+    with contextlib.suppress(RuntimeError):
         reader.close()
-    except Exception:
-        return
