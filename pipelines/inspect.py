@@ -66,10 +66,9 @@ def inspect_file(name: str, num_records: int) -> dict[str, Any]:
         file = open_input(source)
     except OSError as error:
         raise UsageError(f"{display_name(name)} cannot be opened: {error.strerror}") from error
-    head = file.read_at(0, 64)
+    format_name = guess_format(name, file.read_at(0, 64))
+    compression = detect_compression(file)
     file.close()
-    format_name = guess_format(name, head)
-    compression = detect_compression(head)
     if format_name is None and compression != "none":
         format_name = "tfrecord"
     if format_name is None:

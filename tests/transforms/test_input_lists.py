@@ -91,11 +91,19 @@ class TestLists:
             with pytest.raises(InputPatternError, match=f"@{name}"):
                 listed(f"@{name}")
 
-    def test_list_that_names_itself_is_refused(self, corpus: Path) -> None:
+    def test_line_that_begins_with_at_is_a_name_so_no_list_can_name_itself(self, corpus: Path) -> None:
+        write(corpus, "a.rec", "@b.rec")
+        Path("list").write_text("a.rec\n@list\n@b.rec\n")
+        assert errors_of("@list") == {"a.rec": None, "@list": "not_found", "@b.rec": None}
+
+    def test_pattern_or_folder_that_holds_nothing_is_an_error_on_its_line(self, corpus: Path) -> None:
         write(corpus, "a.rec")
-        Path("list").write_text("a.rec\n@list\n")
-        with pytest.raises(InputPatternError, match="list"):
-            listed("@list")
+        os.makedirs("empty")
+        Path("list").write_text("*.nothing\nempty\nempty/*\na.rec\n")
+        errors = errors_of("@list")
+        assert errors.pop("a.rec") is None
+        assert sorted(errors) == ["*.nothing", "empty", "empty/*"]
+        assert None not in errors.values()
 
     def test_empty_list_is_refused_by_name(self, corpus: Path) -> None:
         Path("list").write_bytes(b"")

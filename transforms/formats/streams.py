@@ -8,6 +8,7 @@ always handed out first; the fault then stands in `problem`.
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 from transforms.sources import RandomAccessFile
 
@@ -37,6 +38,9 @@ class PlainBytes:
     def forget(self, position: int) -> None:
         """Nothing is kept, so there is nothing to give up."""
 
+    def rewind(self, position: int) -> None:
+        """Any position can be read at any time."""
+
 
 class InflatedBytes:
     """The decompressed bytes of a gzip or zlib file, readable forwards.
@@ -50,13 +54,31 @@ class InflatedBytes:
     def __init__(self, file: RandomAccessFile, compression: str) -> None:
         self._file = file
         self._compression = compression
-        self._inflater = zlib.decompressobj(_WINDOW_BITS[compression])
+        self._begin()
+
+    def _begin(self) -> None:
+        self._inflater = zlib.decompressobj(_WINDOW_BITS[self._compression])
         self._fetched = 0
         self._pending = b""
         self._window = bytearray()
         self._base = 0
         self.size: int | None = None
         self.problem: tuple[str, str] | None = None
+
+    def rewind(self, position: int) -> None:
+        """Makes a forgotten position readable again, by inflating the file anew up to there."""
+        if position >= self._base:
+            return
+        self._begin()
+        while self._base < position and self.size is None:
+            step = min(position, self._base + _INFLATED_PIECE_BYTES)
+            self.read(step, 0)
+            self.forget(step)
+
+    @property
+    def inflated(self) -> int:
+        """Decompressed bytes so far."""
+        return self._base + len(self._window)
 
     @property
     def consumed(self) -> int:
@@ -82,18 +104,37 @@ class InflatedBytes:
             self._pending = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
             self._fetched += len(self._pending)
             if not self._pending:
+                self._window += self._inflater.flush()
                 at = f"the {self._compression} stream stops at byte {self._fetched} of the file without its end"
                 self._end(("truncated_stream", at))
                 return
+        before = self._inflater.copy()
         try:
             self._window += self._inflater.decompress(self._pending, _INFLATED_PIECE_BYTES)
         except zlib.error as error:
-            where = f"between bytes {self.consumed} and {self._fetched} of the file"
-            self._end(("damaged_stream", f"{self._compression} data is damaged {where}: {error}"))
+            used = self._salvage(before)
+            where = self._fetched - len(self._pending) + used
+            self._end(("damaged_stream", f"{self._compression} data is damaged at byte {where} of the file: {error}"))
             return
         self._pending = self._inflater.unconsumed_tail
         if self._inflater.eof:
             self._next_member(self._inflater.unused_data)
+
+    def _salvage(self, inflater: Any) -> int:
+        """Inflates the piece that failed byte by byte, so that nothing before the fault is lost with it.
+
+        Args:
+            inflater: The decompressor as it was before the piece.
+
+        Returns:
+            How many bytes of the piece were good.
+        """
+        for used in range(len(self._pending)):
+            try:
+                self._window += inflater.decompress(self._pending[used : used + 1])
+            except zlib.error:
+                return used
+        return len(self._pending)
 
     def _next_member(self, rest: bytes) -> None:
         """Goes on with the next gzip member; zeros after the last one are padding, anything else is a fault."""
@@ -118,3 +159,21 @@ class InflatedBytes:
     def _end(self, problem: tuple[str, str] | None) -> None:
         self.problem = problem
         self.size = self._base + len(self._window)
+
+
+def inflate_start(compression: str, head: bytes, num_bytes: int) -> tuple[bytes, bool]:
+    """Inflates the first bytes of a file.
+
+    Args:
+        compression: "gzip" or "zlib".
+        head: The first bytes of the file.
+        num_bytes: How much to inflate to at most.
+
+    Returns:
+        (what they inflate to, whether a whole stream ended within); nothing if they are no such data.
+    """
+    inflater = zlib.decompressobj(_WINDOW_BITS[compression])
+    try:
+        return inflater.decompress(head, num_bytes), inflater.eof
+    except zlib.error:
+        return b"", False

@@ -2,8 +2,9 @@
 
 A record is a header (uint64 length, masked CRC-32C of it), the payload, and the payload's masked CRC-32C.
 
-A position is a *boundary* if its length checksum holds, the record fits the file, and its payload checksum holds or
-the next position is a valid header or the end. Finding the start of a range and resynchronising inside damage
+A position is a *boundary* if its length checksum holds, the record fits the file, and its payload checksum holds. (That
+a header follows is not enough: the payload and checksum of an 8-byte record are themselves a valid header, so files of
+int64 labels are full of false ones.) Finding the start of a range and resynchronising inside damage
 use this one function, so neighbouring ranges agree on where records begin. A record belongs to the range in which
 its first byte lies, and a reader does not stop until it stands on a boundary at or after its end: the damage
 before that boundary is its own.
@@ -19,31 +20,39 @@ import numpy as np
 
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.formats.sniff import what_is_it
-from transforms.formats.streams import GZIP_MAGIC, InflatedBytes, PlainBytes
+from transforms.formats.streams import GZIP_MAGIC, InflatedBytes, PlainBytes, inflate_start
 from transforms.formats.tfrecord_scan import HEADER_BYTES, find_headers, is_header
 from transforms.sources import RandomAccessFile
 
 SPLITTABLE = True
 FRAMING_BYTES = 16
 _SEARCH_BYTES = 1 << 20
+_INFLATED_HEAD_BYTES = 4096
 _KNOWN_LENGTHS = 4096  # Distinct record lengths whose header checksum is remembered.
 _HEADER = struct.Struct("<QI").unpack_from
 
 _Data = PlainBytes | InflatedBytes
 
 
-def detect_compression(head: bytes) -> str:
-    """Returns "none", "gzip" or "zlib" for the first bytes of a file; the name says nothing.
+def detect_compression(file: RandomAccessFile) -> str:
+    """Returns "none", "gzip" or "zlib" from the first bytes of a file; its name says nothing.
 
-    A valid record header wins: a plain file may begin with any length.
+    A valid record header wins, since a plain file may begin with any length. What begins like compressed data but does
+    not inflate to a record is searched for plain records, so that a damaged first length does not cost the file.
     """
-    if is_header(head[:HEADER_BYTES]):
+    head = file.read_at(0, HEADER_BYTES)
+    if is_header(head):
         return "none"
     if head.startswith(GZIP_MAGIC):
-        return "gzip"
-    if len(head) >= 2 and head[0] & 0x8F == 0x08 and int.from_bytes(head[:2], "big") % 31 == 0:
-        return "zlib"
-    return "none"
+        compression = "gzip"
+    elif len(head) >= 2 and head[0] & 0x8F == 0x08 and int.from_bytes(head[:2], "big") % 31 == 0:
+        compression = "zlib"
+    else:
+        return "none"
+    start, is_whole = inflate_start(compression, file.read_at(0, _INFLATED_HEAD_BYTES), HEADER_BYTES)
+    if is_header(start) or is_whole:
+        return compression
+    return "none" if find_headers(file.read_at(0, _SEARCH_BYTES), file.size) else compression
 
 
 def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
@@ -64,7 +73,7 @@ def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec
     """
     compression = spec.compression
     if compression == "auto":
-        compression = detect_compression(file.read_at(0, HEADER_BYTES))
+        compression = detect_compression(file)
     if compression == "none":
         yield from _FrameReader(PlainBytes(file), source, spec).read(start, end)
     elif start == 0:
@@ -79,11 +88,12 @@ def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec
 
 def measure_inflation(file: RandomAccessFile) -> tuple[int, int]:
     """Returns (decompressed, compressed) bytes of the first MiB that a file inflates to; (0, 0) for a plain file."""
-    compression = detect_compression(file.read_at(0, HEADER_BYTES))
+    compression = detect_compression(file)
     if compression == "none":
         return 0, 0
     data = InflatedBytes(file, compression)
-    return len(data.read(0, BATCH_MAX_BYTES)), data.consumed
+    data.read(0, BATCH_MAX_BYTES)
+    return data.inflated, data.consumed
 
 
 class _NoHeaderError(ValueError):
@@ -140,7 +150,7 @@ class _FrameReader:
             chunk = self._good_records(buffer, position, end)
             if not chunk.records:
                 needed = self._bytes_needed(buffer, position)
-                if needed > len(buffer):
+                if needed > want:
                     want = needed
                     continue
                 chunk = self._damage(buffer, position, is_start=position == 0)
@@ -211,6 +221,8 @@ class _FrameReader:
             return self._region(position, "truncated", whole_file=is_start)
         if length > self._max_record_bytes:
             return self._oversize(position, length, whole_file=is_start)
+        if len(buffer) < length + FRAMING_BYTES:  # The file has shrunk.
+            return self._region(position, "truncated", whole_file=is_start)
         after = position + FRAMING_BYTES + length
         if self._is_end_or_header(after):
             letter = self._letter(position, FRAMING_BYTES + length, "data_checksum")
@@ -220,17 +232,19 @@ class _FrameReader:
         return self._region(position, "data_checksum", whole_file=is_start)
 
     def _oversize(self, position: int, length: int, *, whole_file: bool) -> Chunk:
-        if self._data.size is None:  # A stream: pass over the record without keeping it.
-            self._skim(position, FRAMING_BYTES + length)
-        if not self._fits(position, length):
-            return self._region(position, "truncated", whole_file=whole_file)
-        if not self._is_end_or_header(position + FRAMING_BYTES + length):
-            return self._region(position, "data_checksum", whole_file=whole_file)
-        letter = self._letter(position, FRAMING_BYTES + length, "record_too_large")
-        letter.error = f"the record has {length} bytes; source.max_record_bytes allows {self._max_record_bytes}"
-        return Chunk(dead=[letter], num_bytes=letter.length)
+        is_stream = self._data.size is None
+        if is_stream:
+            self._pass_over(position, FRAMING_BYTES + length)
+        if self._fits(position, length) and self._is_end_or_header(position + FRAMING_BYTES + length):
+            letter = self._letter(position, FRAMING_BYTES + length, "record_too_large")
+            letter.error = f"the record has {length} bytes; source.max_record_bytes allows {self._max_record_bytes}"
+            return Chunk(dead=[letter], num_bytes=letter.length)
+        if is_stream:  # What was passed over may hold records, so it is inflated once more.
+            self._data.rewind(position)
+        return self._region(position, "data_checksum", whole_file=whole_file)
 
-    def _skim(self, position: int, num_bytes: int) -> None:
+    def _pass_over(self, position: int, num_bytes: int) -> None:
+        """Inflates a record without keeping it."""
         end = position + num_bytes
         while position < end and self._data.size is None:
             step = min(_SEARCH_BYTES, end - position)
@@ -242,6 +256,8 @@ class _FrameReader:
         """Returns one dead letter for everything from `position` to the next boundary."""
         found = self._next_boundary(position + 1, None)
         end = found if found is not None else (self._data.size or 0)
+        if found is not None and reason == "truncated":
+            reason = "impossible_length"
         letter = self._letter(position, max(0, end - position), reason)
         letter.error = _REGION_ERRORS[reason].format(length=letter.length)
         if found is None:
@@ -280,10 +296,8 @@ class _FrameReader:
         if self._data.size is None:
             if length > self._max_record_bytes:
                 return False  # A stream cannot look that far ahead in flat memory.
-            self._data.read(position, length + FRAMING_BYTES + HEADER_BYTES)
-        if not self._fits(position, length):
-            return False
-        return self._is_end_or_header(position + FRAMING_BYTES + length) or self._payload_holds(position, length)
+            self._data.read(position, length + FRAMING_BYTES)
+        return self._fits(position, length) and self._payload_holds(position, length)
 
     def _payload_holds(self, position: int, length: int) -> bool:
         crc = google_crc32c.Checksum()
@@ -314,6 +328,7 @@ class _FrameReader:
 
 _REGION_ERRORS = {
     "length_checksum": "the checksum of a record's length does not hold; {length} bytes up to the next record are lost",
+    "impossible_length": "a record's length points past the end of the file; {length} bytes up to the next are lost",
     "truncated": "the file ends inside a record; its last {length} bytes are lost",
     "data_checksum": "the data's checksum does not hold and no record follows; {length} bytes up to the next are lost",
 }

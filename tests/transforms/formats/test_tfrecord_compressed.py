@@ -216,13 +216,15 @@ def test_records_larger_than_allowed_are_passed_over_in_flat_memory() -> None:
         pytest.param(b"junk" + frame(b"after"), id="junk and a record"),
     ],
 )
-@pytest.mark.parametrize("size", [5_000, 3 * MIB])
-def test_record_larger_than_allowed_that_ends_badly_keeps_the_books(size: int, tail: bytes) -> None:
+@pytest.mark.parametrize("size", [5_000, MIB + 100_000, 3 * MIB])
+@pytest.mark.parametrize("num_after", [10, 250])
+def test_record_larger_than_allowed_that_ends_badly_keeps_the_books(num_after: int, size: int, tail: bytes) -> None:
     """The stream cannot go back: what was passed over must not be looked for in bytes that are gone."""
     head = frame_all(PAYLOADS[:50])
-    data = head + frame(corpora.text_payload(1, size))[:-2] + tail + frame_all(PAYLOADS[50:60])
-    result = read(gzip_of(data), max_record_bytes=1000)
-    standing = corpora.whole_frames(data, [*PAYLOADS[:60], b"after"])
+    after = [corpora.text_payload(1000 + index, 4000) for index in range(num_after)]
+    data = head + frame(corpora.text_payload(1, size))[:-2] + tail + frame_all(after)
+    result = read(gzip_of(data), max_record_bytes=4500)
+    standing = corpora.whole_frames(data, [*PAYLOADS[:50], *after, b"after"])
     assert set(zip(result.positions, result.records, strict=True)) <= set(standing)
     assert result.records[:50] == PAYLOADS[:50]
     assert_tiles(result, len(data))
@@ -278,11 +280,11 @@ def test_measured_inflation_is_that_of_the_file(count: int) -> None:
 
 @pytest.mark.parametrize("head", [b"", b"\x1f", b"\x1f\x8b", b"\x1f\x8b\x07", b"x\x9d", struct.pack("<Q", 5)])
 def test_heads_of_no_known_compression_are_plain(head: bytes) -> None:
-    assert tfrecord.detect_compression(head) == "none"
+    assert tfrecord.detect_compression(MemoryFile(head)) == "none"
 
 
 @pytest.mark.parametrize(
     ("head", "expected"), [(GZIP[:12], "gzip"), (b"x\x01", "zlib"), (b"x\x9c", "zlib"), (b"x\xda", "zlib")]
 )
 def test_compression_is_known_by_its_first_bytes(head: bytes, expected: str) -> None:
-    assert tfrecord.detect_compression(head) == expected
+    assert tfrecord.detect_compression(MemoryFile(head)) == expected

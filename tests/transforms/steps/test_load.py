@@ -200,9 +200,9 @@ class TestRefusal:
         assert hint in message
 
     def test_value_that_the_class_refuses(self, folder: Path) -> None:
-        assert "steps[0]: toy_steps:Suffix: limit must be at least 1, got 0" in refusal(
-            folder, {"call": "toy_steps:Suffix", "limit": 0}
-        )
+        message = refusal(folder, {"call": "toy_steps:Suffix", "limit": 0})
+        assert "steps[0]: toy_steps:Suffix" in message
+        assert "limit must be at least 1, got 0" in message
 
     def test_class_that_fails_in_another_way(self, folder: Path) -> None:
         message = refusal(folder, {"call": "toy_steps:NeedsFile", "path": "/nowhere/list.txt"})
