@@ -54,7 +54,6 @@ setup(
     },
     entry_points={"console_scripts": ["gristmill = pipelines.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from pipelines.errors import UsageError, did_you_mean
@@ -32,17 +33,42 @@ def check_flags(unknown: list[str]) -> list[str]:
     if not unknown:
         return []
     known = beam_option_names()
-    for number, flag in enumerate(unknown):
-        if not flag.startswith("-"):
-            if number == 0 or not unknown[number - 1].startswith("-"):
-                raise UsageError(f"unexpected argument {flag!r}")
-            continue
+    flags = list(_join_values(unknown))
+    for flag in flags:
         name = flag.lstrip("-").split("=", 1)[0]
         if name not in known:
             choices = [*GRISTMILL_FLAGS, *(f"--{option}" for option in known)]
             hint = did_you_mean(f"--{name}", choices) or "; see gristmill convert --help"
             raise UsageError(f"unknown flag {flag!r}{hint}")
-    return unknown
+        if name == "runner":
+            _check_runner(flag.partition("=")[2])
+    return flags
+
+
+def _join_values(words: list[str]) -> Iterator[str]:
+    """Yields `--flag value` as `--flag=value`, so that every flag is one word."""
+    flag = None
+    for word in words:
+        if word.startswith("--"):
+            if flag is not None:
+                yield flag
+            flag = word
+        elif flag is None or "=" in flag:
+            raise UsageError(f"unexpected argument {word!r}")
+        else:
+            yield f"{flag}={word}"
+            flag = None
+    if flag is not None:
+        yield flag
+
+
+def _check_runner(name: str) -> None:
+    from apache_beam.runners import create_runner
+
+    try:
+        create_runner(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UsageError(f"--runner {name}: {error}") from error
 
 
 def config_flags(beam: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from pipelines.output import check_output, is_published, prepare_output
 from pipelines.plan_job import PlannedJob, plan_job, planned_shards
 from pipelines.progress import show_progress
 from pipelines.report import print_report
+from pipelines.signals import stop_on_signals
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import CONFIG_NAME, build_report, read_report
 from transforms.steps.load import StepError, load_steps
@@ -117,13 +118,16 @@ def _open_output(config: JobConfig) -> Store:
 def _convert(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
     """Holds the lock, runs the pipeline and reports."""
     try:
-        with JobLock(store), log_to_job(store):
+        with JobLock(store), log_to_job(store), stop_on_signals():
             return _convert_locked(store, config, job, flags, workers)
     except LockedError as error:
         print(f"gristmill convert: {error}; wait for it, or stop it", file=sys.stderr)
         return FAILED
     except OutputError as error:
         print(f"gristmill convert: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("gristmill convert: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
         return FAILED
 
 
@@ -139,9 +143,16 @@ def _convert_locked(store: Store, config: JobConfig, job: PlannedJob, flags: lis
         flags = local_runner.local_flags(flags, count)
         spread = max(1, count)
     _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, _describe(flags))
-    with show_progress(store, spec.num_shards):
-        local_runner.run_pipeline(spec, flags, spread)
-    return _conclude(store, read_report(store) or build_report(store, spec, job.header))
+    try:
+        with show_progress(store, spec.num_shards):
+            local_runner.run_pipeline(spec, flags, spread)
+    except (OutputError, KeyboardInterrupt) as error:
+        _LOGGER.error("the job ended early: %s", error or type(error).__name__)
+        raise
+    report = read_report(store) or build_report(store, spec, job.header)
+    counts = (report["records_written"], report["records_dropped"], report["records_dead"])
+    _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)
+    return _conclude(store, report)
 
 
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:

@@ -135,6 +135,8 @@ _CAUSE = re.compile(r"(?:OutputError|BrokenSequenceError|StepError): (.*?)(?: \[
 def find_cause(error: BaseException) -> str:
     """Returns the message of the error that ended a pipeline, without the runner's layers of tracebacks."""
     text = str(error)
+    if isinstance(error, OutputError):
+        return text.split(" [while running", 1)[0]
     found = _CAUSE.search(text)
     if found:
         return found[1]

@@ -12,6 +12,7 @@ import traceback
 from transforms.elements import DeadLetter, name_fields
 
 MAX_ERROR_CHARS = 2_000
+MAX_REASON_CHARS = 100
 MAX_TRACEBACK_CHARS = 8_000
 
 
@@ -28,10 +29,23 @@ class BadRecordError(ValueError):
         self.reason = reason
 
 
+class JobInterrupted(KeyboardInterrupt):
+    """Somebody stops the job: the one exception that is not a record's fault, wherever it strikes."""
+
+
 def safe_text(text: str, max_chars: int) -> str:
     """Returns text that is valid UTF-8 and at most `max_chars` long."""
     clipped = text[:max_chars]
     return clipped.encode("utf-8", "backslashreplace").decode("utf-8")[:max_chars]
+
+
+def reason_code(reason: object) -> str:
+    """Returns whatever a step gave as its reason as short text that can be counted."""
+    try:
+        text = safe_text(reason if isinstance(reason, str) else repr(reason), MAX_REASON_CHARS)
+    except Exception:
+        text = ""
+    return text or "no_reason"
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
@@ -54,7 +68,12 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 def from_exception(error: BaseException, source: str, position: int, payload: bytes, step: str) -> DeadLetter:
     """Returns the dead letter of a source record that a step failed on."""
     error_type, message, frames = describe_exception(error)
-    reason = error.reason if isinstance(error, BadRecordError) else "exception"
+    reason = "exception"
+    if isinstance(error, BadRecordError):
+        try:
+            reason = reason_code(error.reason)
+        except Exception:  # A subclass may compute its reason, or have none.
+            reason = "no_reason"
     return DeadLetter(source, position, len(payload), step, reason, error_type, message, frames, payload)
 
 
@@ -73,16 +92,20 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
     fields = {
         **name_fields("source", letter.source),
         "position": letter.position,
-        **letter.extra,
+        **{key: _safe_value(value) for key, value in letter.extra.items()},
         "length": letter.length,
-        "step": letter.step,
-        "reason": letter.reason,
-        "error_type": letter.error_type,
+        "step": safe_text(letter.step, MAX_ERROR_CHARS),
+        "reason": reason_code(letter.reason),
+        "error_type": safe_text(letter.error_type, MAX_ERROR_CHARS),
         "error": safe_text(letter.error, MAX_ERROR_CHARS),
-        "traceback": letter.traceback,
+        "traceback": safe_text(letter.traceback, MAX_TRACEBACK_CHARS),
         "attempts": 1,
         "payload_index": payload_index,
         "payload_bytes": num_bytes,
         "payload_truncated": num_bytes is not None and num_bytes > max_payload_bytes,
     }
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def _safe_value(value: object) -> object:
+    return safe_text(value, MAX_ERROR_CHARS) if isinstance(value, str) else value

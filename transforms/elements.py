@@ -180,6 +180,7 @@ class Chunk:
         num_bytes: Bytes of the decompressed stream consumed, framing and damage included.
         span: Set on the last chunk of a range.
         rolls: Whether the input cannot be split, so that the writer rolls over at the bounds.
+        reached: Position in the stream after this chunk; None for formats without byte positions.
     """
 
     records: list[bytes] = dataclasses.field(default_factory=list)
@@ -188,6 +189,7 @@ class Chunk:
     num_bytes: int = 0
     span: Span | None = None
     rolls: bool = False
+    reached: int | None = None
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from transforms.books import Verdict
 from transforms.elements import JobSpec
-from transforms.ledger import ATTEMPTS, PUBLISHED
+from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
 from transforms.store import Store
@@ -74,8 +74,9 @@ def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
     pattern = shard_file_pattern(spec)
     folder = spec.template.split("{", 1)[0]
     old = [name for name, _ in store.list(folder) if pattern.fullmatch(name)]
-    old += read_replaced(store)
-    keep = shards | _published_names(store)
+    replaced = read_replaced(store)
+    keep = shards | (_published_names(store, spec) if replaced else set())
+    old += replaced
     delete_all(store, [name for name in old if name not in keep])
 
 
@@ -85,12 +86,10 @@ def read_replaced(store: Store) -> list[str]:
     return [] if found is None else list(json.loads(found[0]))
 
 
-def _published_names(store: Store) -> set[str]:
+def _published_names(store: Store, spec: JobSpec) -> set[str]:
     names: set[str] = set()
-    for name, _ in store.list(PUBLISHED):
-        found = store.get(name)
-        if found is not None:
-            names.update(json.loads(found[0]).values())
+    for shard in range(spec.num_shards):  # Not from a listing, which may be late.
+        names.update(read_published(store, spec, shard).values())
     return names
 
 

@@ -79,22 +79,25 @@ class _Lister:
         self.num_skipped = 0
         self.may_repeat = False  # Whether one file may have been found under two names.
 
-    def expand(self, argument: str) -> Iterator[_Found]:
-        """Yields the files of a name, folder, pattern or `@list`.
+    def expand(self, argument: str) -> Iterator[Iterator[_Found]]:
+        """Yields the files of a name, folder or pattern, and of every line of an `@list`: one group each.
 
         Raises:
             InputPatternError: It matches nothing.
         """
         if argument.startswith("@") and not os.path.lexists(argument):
-            for line in _list_lines(argument[1:]):
-                yield from self._expand_line(line)
+            lines = _list_lines(argument[1:])
+            first_line = next(lines, None)
+            if first_line is None:
+                raise InputPatternError(f"input {argument!r}: the list is empty")
+            yield self._expand_line(first_line)
+            yield from map(self._expand_line, lines)
             return
         found = self._expand_path(self._absolute(os.fsencode(argument)))
         first = next(found, None)
         if first is None:
             raise InputPatternError(f"input {argument!r} matches no file; check the path, and quote it in the shell")
-        yield first
-        yield from found
+        yield itertools.chain([first], found)
 
     def _absolute(self, name: bytes) -> bytes:
         if _SCHEME.match(name):
@@ -103,19 +106,25 @@ class _Lister:
 
     def _expand_line(self, line: bytes) -> Iterator[_Found]:
         """Yields what a line of a list names; nearly always one file, found with one look."""
+        if b"\0" in line:
+            return iter([_Found(line.replace(b"\0", b"\\0"), line, 0, 0, "not_found", "the name holds a zero byte")])
         path = _normalize(line) if line.startswith(b"/") else self._absolute(line)
         try:
             info = os.lstat(path)
         except OSError as error:
-            if glob.has_magic(path):
-                yield from self._expand_path(path)
-                return
-            yield _Found(path, path, 0, 0, *explain_error(error))
-            return
-        if stat.S_ISREG(info.st_mode):
-            yield _Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)
+            if not glob.has_magic(path):
+                return iter([_Found(path, path, 0, 0, *explain_error(error))])
         else:
-            yield from self._expand_path(path)
+            if stat.S_ISREG(info.st_mode):
+                return iter([_Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)])
+        return self._at_least_one(path)
+
+    def _at_least_one(self, path: bytes) -> Iterator[_Found]:
+        """A pattern or folder in a list that holds nothing is a loss that must show."""
+        found = self._expand_path(path)
+        first = next(found, None)
+        yield first or _Found(path, path, 0, 0, "not_found", "no file matches this pattern or lies in this folder")
+        yield from found
 
     def _expand_path(self, path: bytes) -> Iterator[_Found]:
         if os.path.isdir(path):
@@ -280,16 +289,12 @@ def _table() -> Iterator[sqlite3.Connection]:
 
 def _fill(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> int:
     """Lists everything into the table; a list file's lines keep their order, files of a pattern are sorted."""
-    number = itertools.count()
+    groups = (group for argument in arguments for group in lister.expand(argument))
 
     def rows() -> Iterator[tuple[object, ...]]:
-        for argument in arguments:
-            as_listed = argument.startswith("@")
-            pattern = next(number)
-            for found in lister.expand(argument):
-                if as_listed:
-                    pattern = next(number)
-                yield (pattern, found.name, found.key, found.size, found.mtime_ns, found.reason, found.error)
+        for number, group in enumerate(groups):
+            for found in group:
+                yield (number, found.name, found.key, found.size, found.mtime_ns, found.reason, found.error)
 
     count = 0
     all_rows = rows()

@@ -78,7 +78,10 @@ class JobLock:
     def _beat(self) -> None:
         while not self._stop.wait(self._heartbeat_secs):
             # A full disk must not end a job that may just be freeing it; the next beat tries again.
-            with contextlib.suppress(OutputError):
+            with contextlib.suppress(OutputError, OSError):
+                found = read_lock(self._store)
+                if found is None or found[0].get("token") != self._token:
+                    return  # Somebody took the lock over; it is theirs.
                 self._store.put(LOCK_NAME, self._entry())
 
 
@@ -88,22 +91,28 @@ def read_lock(store: Store) -> tuple[dict[str, Any], Version] | None:
     if found is None:
         return None
     try:
-        return dict(json.loads(found[0])), found[1]
+        holder = json.loads(found[0])
     except ValueError:
-        return {}, found[1]
+        holder = {}
+    return holder if isinstance(holder, dict) else {}, found[1]
 
 
 def is_stale(holder: dict[str, Any]) -> bool:
     """Whether the holder is certainly gone: its process on this host, or its heartbeat elsewhere."""
     if holder.get("host") == socket.gethostname() and holder.get("pid"):
         return _process_start(int(holder["pid"])) != holder.get("pid_started")
-    return time.time() - float(holder.get("heartbeat", 0)) > _STALE_SECS
+    return time.time() - _heartbeat(holder) > _STALE_SECS
 
 
 def describe(holder: dict[str, Any]) -> str:
     """Returns who holds the lock, in words."""
-    age = max(0, round(time.time() - float(holder.get("heartbeat", 0))))
+    age = max(0, round(time.time() - _heartbeat(holder)))
     return f"process {holder.get('pid')} on {holder.get('host')} (last heartbeat {age} s ago)"
+
+
+def _heartbeat(holder: dict[str, Any]) -> float:
+    beat = holder.get("heartbeat")
+    return float(beat) if isinstance(beat, int | float) else 0.0
 
 
 def _process_start(pid: int) -> str | None:

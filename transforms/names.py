@@ -21,13 +21,18 @@ def check_template(template: str) -> None:
         ValueError: A variable is unknown, or shards would get the same name, or the name leaves the directory.
     """
     try:
-        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+        fields = [part for part in string.Formatter().parse(template) if part[1] is not None]
+        used = {field for _, field, _, _ in fields if field is not None}
     except ValueError as error:
         raise ValueError(f"template {template!r} is malformed: {error}") from error
     unknown = used.difference(_VARIABLES)
     if unknown:
         known = ", ".join("{" + name + "}" for name in _VARIABLES)
         raise ValueError(f"template {template!r} has unknown {{{sorted(unknown)[0]}}}; known are {known}")
+    if any(spec or conversion for _, _, spec, conversion in fields):
+        raise ValueError(
+            f"template {template!r} must not format its variables further; write {{SHARD_X_OF_Y}} as it is"
+        )
     if not used & {"SHARD_X_OF_Y", "SHARD_INDEX"}:
         raise ValueError(f"template {template!r} gives every shard the same name; add {{SHARD_X_OF_Y}}")
     first = template.split("/", 1)[0]

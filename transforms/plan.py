@@ -77,6 +77,8 @@ class ShardsRequest:
         if mode not in ("", "match"):
             raise ValueError(f"expected auto, match, match,SIZE, a number or a size such as 256MiB, got {text!r}")
         try:
+            if re.fullmatch(r"[\d.\s]*", size) and not mode:
+                raise ValueError(f"a size needs a unit, got {size!r}")
             max_bytes = parse_size(size)
         except ValueError as error:
             raise ValueError(f"expected auto, match, a number or a size such as 256MiB, got {text!r}") from error

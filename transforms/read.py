@@ -80,7 +80,7 @@ class ReadRecords(beam.PTransform):
     spec: JobSpec
 
     def expand(self, tasks: PCollection[ShardTask]) -> PCollection[RecordBatch]:
-        return tasks | "Read" >> beam.ParDo(_ReadRecordsFn(self.spec))
+        return tasks | "Read" >> beam.ParDo(_ReadRecordsFn(self.spec)).with_output_types(RecordBatch)
 
 
 class _ReadRecordsFn(beam.DoFn):

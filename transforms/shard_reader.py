@@ -72,14 +72,21 @@ def _read_slice(spec: JobSpec, source: Input, start: int, end: int, task: ShardT
     elif task.start_at >= end:
         yield Chunk(span=Span(start, end, None, None))
     else:
-        for chunk in read_input(spec, source, task.start_at, end):
+        for chunk in read_input(spec, source, task.start_at, end, trusted=True):
             if chunk.span is not None:
                 chunk.span = dataclasses.replace(chunk.span, asked_start=start)
             yield chunk
 
 
-def read_input(spec: JobSpec, source: Input, start: int, end: int) -> Iterator[Chunk]:
+def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool = False) -> Iterator[Chunk]:
     """Yields what a range of an input holds; whatever fails becomes the dead letter of the rest of the range.
+
+    Args:
+        spec: The job.
+        source: The input.
+        start: First position of the range.
+        end: Position after it.
+        trusted: Whether `start` is where the range before ended.
 
     Raises:
         OSError: The machine is at fault, not the input.
@@ -87,28 +94,31 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int) -> Iterator[C
     if source.error is not None:
         yield _unreadable(source, 0, 0, *source.error)
         return
-    position = start
+    progress = _Progress(source, start, end)
     try:
         file = open_input(source)
         try:
-            for chunk in _read_open(file, spec, source, start, end):
+            for chunk in _read_open(file, spec, source, start, end, trusted=trusted):
+                progress.follow(chunk)
                 yield chunk
-                position += chunk.num_bytes
         finally:
             file.close()
     except OSError as error:
-        yield _rest(source, start, position, end, *explain_error(error))
+        yield progress.rest(*explain_error(error))
     except Exception as error:
         # A reader must not fail on any bytes; if it does, the job goes on and the dead letter tells.
         error_type, text, frames = describe_exception(error)
-        chunk = _rest(source, start, position, end, "reader_failed", text)
-        chunk.dead[0].error_type, chunk.dead[0].traceback = error_type, frames
+        chunk = progress.rest("reader_failed", text)
+        for letter in chunk.dead:
+            letter.error_type, letter.traceback = error_type, frames
         yield chunk
 
 
-def _read_open(file: RandomAccessFile, spec: JobSpec, source: Input, start: int, end: int) -> Iterator[Chunk]:
+def _read_open(
+    file: RandomAccessFile, spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool
+) -> Iterator[Chunk]:
     if source.size:
-        yield from load_format(spec.format).read_range(file, source, start, end, spec)
+        yield from load_format(spec.format).read_range(file, source, start, end, spec, trusted=trusted)
     elif file.read_at(0, 1):  # Some file systems say 0 bytes of files that have content.
         yield _unreadable(source, 0, 0, "input_changed", "the file was listed with 0 bytes but holds some")
     elif spec.format == "files":
@@ -122,19 +132,52 @@ def _unreadable(source: Input, position: int, length: int, reason: str, text: st
     return Chunk(dead=[letter], num_bytes=length)
 
 
-def _rest(source: Input, start: int, position: int, end: int, reason: str, text: str) -> Chunk:
-    """Returns the dead letter of what is left of a range. Where the next range begins is then not known."""
-    position = min(position, end)
-    chunk = _unreadable(source, position, end - position, reason, text)
-    chunk.span = Span(start, end, None if position == start else start, None)
-    return chunk
+class _Progress:
+    """How far a range was read, so that a failure costs exactly the rest of it."""
+
+    def __init__(self, source: Input, start: int, end: int) -> None:
+        self._source = source
+        self._start, self._end = start, end
+        self._first: int | None = None  # Where reading began, once that is known.
+        self._position = start
+        self._is_stream = False
+
+    def follow(self, chunk: Chunk) -> None:
+        if chunk.reached is None:
+            self._position += chunk.num_bytes
+            return
+        if self._first is None:
+            self._first = chunk.reached - chunk.num_bytes
+        self._position = chunk.reached
+        self._is_stream = chunk.rolls
+
+    def rest(self, reason: str, text: str) -> Chunk:
+        """Returns the dead letter of what was not read.
+
+        The range is said to end where it should have: the next one then names what lies before its first record.
+        """
+        if self._is_stream:
+            chunk = _unreadable(self._source, self._position, 0, reason, text)
+            chunk.rolls = True
+            chunk.span = Span(self._start, self._end, self._start, self._source.size)
+            return chunk
+        first = self._start if self._first is None else self._first
+        if self._position >= self._end:  # Only the look at what follows failed, and that is the next range's.
+            return Chunk(span=Span(self._start, self._end, first, self._position))
+        chunk = _unreadable(self._source, self._position, self._end - self._position, reason, text)
+        chunk.span = Span(self._start, self._end, first, self._end)
+        return chunk
 
 
 def _cut(chunk: Chunk, limit: int) -> Chunk:
     """Returns at most `limit` records and dead letters of a chunk, for trial runs."""
     records = chunk.records[:limit]
     dead = chunk.dead[: limit - len(records)]
-    return dataclasses.replace(chunk, records=records, positions=chunk.positions[:limit], dead=dead)
+    if len(records) + len(dead) == len(chunk.records) + len(chunk.dead):
+        return chunk
+    num_bytes = sum(map(len, records)) + sum(letter.length for letter in dead)
+    positions = chunk.positions[:limit]
+    return dataclasses.replace(chunk, records=records, positions=positions, dead=dead, num_bytes=num_bytes)
 
 
 def _to_batch(task: ShardTask, sequence: int, source: Input, chunk: Chunk) -> RecordBatch:

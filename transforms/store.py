@@ -104,21 +104,31 @@ class LocalStore:
 
     def _create_exclusively(self, path: str, data: bytes) -> bool:
         """For file systems without hard links. A crash may leave half an entry, which counts as none."""
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with _folder_lock(os.path.dirname(path)):  # Nobody may take the entry for a broken one while it is written.
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                return False
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                os.unlink(path)
+                raise _output_error(error, path) from error
         _sync_folder(os.path.dirname(path))
         return True
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a temporary file and renames it over the name."""
         path = self._path(name)
-        os.replace(self._write_temporary(path, data), path)
+        temporary = self._write_temporary(path, data)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:
+            os.unlink(temporary)
+            raise _output_error(error, path) from error
         _sync_folder(os.path.dirname(path))
 
     def put_file(self, path: str, name: str) -> None:
@@ -163,9 +173,10 @@ class LocalStore:
     def _list_folder(self, folder: str, start: str) -> Iterator[tuple[str, int]]:
         try:
             with os.scandir(self._path(folder)) as entries:
-                found = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries if e.name.startswith(start))
+                found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries if e.name.startswith(start)]
         except (FileNotFoundError, NotADirectoryError):
             return
+        found.sort(key=lambda item: f"{item[0]}/" if item[1] else item[0])  # The order of whole names.
         for base, is_folder in found:
             name = f"{folder}/{base}" if folder else base
             if is_folder:
@@ -207,7 +218,7 @@ class LocalStore:
                 os.unlink(path)
             elif not self._delete_version(path, version):
                 return False
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         folder = os.path.dirname(path)
         if folder != self.root:
@@ -216,16 +227,12 @@ class LocalStore:
         return True
 
     def _delete_version(self, path: str, version: Version) -> bool:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            # Deletions exclude each other, and nothing can take the name's place while it exists.
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        # Deletions exclude each other, and nothing can take the name's place while it exists.
+        with _folder_lock(os.path.dirname(path)):
             if _version(os.stat(path)) != version:
                 return False
             os.unlink(path)
             return True
-        finally:
-            os.close(folder)
 
     def spool(self, name: str) -> Spool:
         """Writes in place: a name that no ledger speaks of is invisible enough."""
@@ -247,8 +254,7 @@ class LocalStore:
     def _write_temporary(self, path: str, data: bytes) -> str:
         temporary = _temporary_name(path)
         try:
-            _make_folder(os.path.dirname(path))
-            with open(temporary, "wb") as file:
+            with _create(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -290,16 +296,43 @@ def _output_error(error: OSError, path: str) -> OutputError:
 
 
 def _make_folder(folder: str) -> None:
+    """Makes a folder and those above it, and makes their names durable."""
     for attempt in range(_FOLDER_ATTEMPTS):
         if os.path.isdir(folder):
             return
+        above = os.path.dirname(folder)
+        _make_folder(above)
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.mkdir(folder)
+        except FileExistsError:
+            continue
         except FileNotFoundError:  # Another worker has just deleted the empty folder above.
             if attempt == _FOLDER_ATTEMPTS - 1:
                 raise
             continue
-        _sync_folder(os.path.dirname(folder))
+        _sync_folder(above)
+        return
+    if not os.path.isdir(folder):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+
+
+def _create(path: str) -> BinaryIO:
+    """Opens a new file for writing, and makes its folder again if somebody deletes it meanwhile as empty."""
+    for _ in range(_FOLDER_ATTEMPTS):
+        _make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):
+            return open(path, "xb")
+    return open(path, "xb")
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: str) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sync_file(path: str) -> None:

@@ -66,9 +66,7 @@ class Dataset:
         return self.payload_bytes / 1e9
 
 
-def make_dataset(
-    root: Path, kind: str, payload_bytes: int, files: int, records: int | None = None
-) -> Dataset:
+def make_dataset(root: Path, kind: str, payload_bytes: int, files: int, records: int | None = None) -> Dataset:
     """Returns a data set, made first unless the work folder already holds it.
 
     Args:
@@ -122,9 +120,7 @@ def blob_records(rng: np.random.Generator) -> Iterator[bytes]:
 _GENERATORS = {"text": text_records, "blob": blob_records}
 
 
-def _write_files(
-    folder: Path, kind: str, payload_bytes: int, files: int, records: int | None
-) -> tuple[int, int]:
+def _write_files(folder: Path, kind: str, payload_bytes: int, files: int, records: int | None) -> tuple[int, int]:
     """Writes all files of a data set; returns their records and payload bytes."""
     total_records = total_bytes = 0
     for index in range(files):
@@ -142,9 +138,7 @@ def _share(total: int, parts: int, index: int) -> int:
     return total * (index + 1) // parts - total * index // parts
 
 
-def _write_file(
-    path: Path, source: Iterator[bytes], payload_bytes: int, records: int | None
-) -> tuple[int, int]:
+def _write_file(path: Path, source: Iterator[bytes], payload_bytes: int, records: int | None) -> tuple[int, int]:
     """Writes one TFRecord file; returns its records and payload bytes."""
     count = size = 0
     with path.open("wb", buffering=WRITE_BUFFER_BYTES) as out:

@@ -67,9 +67,7 @@ class Results:
         """Returns the median of an attribute of a row's runs, if there are any."""
         return self.pick(section, row, what, statistics.median)
 
-    def start_up_cpu(
-        self, section: str, row: str, choose: Choose = statistics.median
-    ) -> float | None:
+    def start_up_cpu(self, section: str, row: str, choose: Choose = statistics.median) -> float | None:
         """Returns the CPU seconds of a row's command on 10 records."""
         return self.pick(f"{START_UP} {section}", row, "cpu", choose)
 
@@ -100,9 +98,7 @@ def format_targets(results: Results) -> str:
     words = {True: "ok", False: "MISSED", None: "not measured"}
     targets = list(all_targets(results))
     width = max((len(target.name) for target in targets), default=0)
-    return "\n".join(
-        f"{t.name.ljust(width)}  {t.figure} (target {t.wanted})  {words[t.met]}" for t in targets
-    )
+    return "\n".join(f"{t.name.ljust(width)}  {t.figure} (target {t.wanted})  {words[t.met]}" for t in targets)
 
 
 def all_targets(results: Results) -> Iterable[Target]:
@@ -239,11 +235,7 @@ def _memory_growth(results: Results) -> Iterable[Target]:
 def _start_up(results: Results) -> Iterable[Target]:
     """Yields the targets for the wall time of `--help` and of a job on 10 records."""
     yield _seconds("gristmill --help: wall", results.median(HELP, HELP, "wall"), 0.3)
-    walls = [
-        results.median(section, row, "wall")
-        for section in results.sections(START_UP)
-        for row in GRISTMILL_ROWS
-    ]
+    walls = [results.median(section, row, "wall") for section in results.sections(START_UP) for row in GRISTMILL_ROWS]
     known = [wall for wall in walls if wall is not None]
     yield _seconds("10 records: wall, slowest gristmill row", max(known, default=None), 3.0)
 
@@ -256,9 +248,7 @@ def _seconds(name: str, figure: float | None, limit: float) -> Target:
     return Target(name, f"{figure:.2f} s", wanted, figure < limit)
 
 
-def _ratio(
-    name: str, top: float | None, bottom: float | None, most: float = 0, least: float = 0
-) -> Target:
+def _ratio(name: str, top: float | None, bottom: float | None, most: float = 0, least: float = 0) -> Target:
     """Returns a target for a ratio, which has either a largest or a smallest value."""
     ratio = _divide(top, bottom)
     wanted = f"<= {most:g}" if most else f">= {least:g}"

@@ -124,9 +124,7 @@ def main_cases(args: argparse.Namespace, data: Path) -> list[Case]:
     return cases
 
 
-def section_cases(
-    args: argparse.Namespace, section: str, dataset: Dataset, sdk_warm_up: bool
-) -> list[Case]:
+def section_cases(args: argparse.Namespace, section: str, dataset: Dataset, sdk_warm_up: bool) -> list[Case]:
     """Returns a case of every row on one data set."""
     bare = jobs.bare_command(sys.executable)
     cases = [Case(section, jobs.BARE, dataset, bare, args.runs)]
@@ -148,8 +146,7 @@ def scaling_cases(args: argparse.Namespace, data: Path) -> list[Case]:
     for files in (args.files, 1) if args.scaling_bytes else ():
         dataset = generate(data, "text", args.scaling_bytes, files)
         section = f"{report.SCALING} {dataset.gigabytes:.3g} GB, {files} file{'s'[: files - 1]}"
-        for workers in (1, 2):
-            cases.append(workers_case(args, section, dataset, workers, args.scaling_runs))
+        cases += [workers_case(args, section, dataset, workers, args.scaling_runs) for workers in (1, 2)]
     return cases
 
 
@@ -163,9 +160,7 @@ def memory_cases(args: argparse.Namespace, data: Path) -> list[Case]:
     return cases
 
 
-def workers_case(
-    args: argparse.Namespace, section: str, dataset: Dataset, workers: int, runs: int
-) -> Case:
+def workers_case(args: argparse.Namespace, section: str, dataset: Dataset, workers: int, runs: int) -> Case:
     """Returns a gristmill row without a warm-up, named by its number of workers."""
     command = jobs.gristmill_command(args.gristmill, workers)
     row = report.workers_row(workers)
@@ -181,9 +176,7 @@ def generate(data: Path, kind: str, size: int, files: int, records: int | None =
 
 def describe() -> str:
     """Returns what the table was measured on and how."""
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("array-record", "apache-beam")
-    )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("array-record", "apache-beam"))
     return (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n"
         "Times and memory: median (smallest-largest) of the runs. Net CPU: less the start-up, "

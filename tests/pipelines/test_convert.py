@@ -28,7 +28,9 @@ def all_payloads() -> list[bytes]:
 
 def test_records_come_out_unchanged_and_in_order(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert jobs.convert("--input", corpus / "*", "--output", out, "--shards", "4", "--name", "c4", "--split", "test") == 0
+    assert (
+        jobs.convert("--input", corpus / "*", "--output", out, "--shards", "4", "--name", "c4", "--split", "test") == 0
+    )
     assert jobs.records(out) == all_payloads()
     assert [path.name for path in jobs.shards(out)] == [f"c4-test.array_record-{i:05d}-of-00004" for i in range(4)]
     report = jobs.report(out)
@@ -105,7 +107,7 @@ def test_damage_costs_only_itself_and_is_named(corpus: Path, tmp_path: Path) -> 
     assert (source["records_read"], source["records_written"], source["records_dead"]) == (100, 98, 2)
 
 
-STEPS = '''
+STEPS = """
 import re
 from transforms import Drop
 
@@ -122,12 +124,10 @@ def clean(value):
     if n % 10 == 5:
         return (value if i < 2 else 1 / 0 for i in range(3))
     return value.upper()
-'''
+"""
 
 
-def test_steps_clean_drop_fail_and_fan_out(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_clean_drop_fail_and_fan_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "steps_of_convert_test.py").write_text(STEPS)
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
@@ -269,7 +269,10 @@ def test_nothing_usable_exits_3_without_a_data_set(tmp_path: Path) -> None:
         (["--output", "out"], "no input"),
         (["--input", "in"], "no output"),
         (["--input", "in/nothing*", "--output", "out"], "in/nothing*"),
-        (["--input", "in", "--output", "out", "--set", "write.shard=3"], "write.shard: unknown key; did you mean shards?"),
+        (
+            ["--input", "in", "--output", "out", "--set", "write.shard=3"],
+            "write.shard: unknown key; did you mean shards?",
+        ),
         (["--input", "in", "--output", "out", "--set", "writ.shards=3"], "writ: unknown key; did you mean write?"),
         (["--input", "in", "--output", "out", "--set", "write.group_size=0"], "write.group_size"),
         (["--input", "in", "--output", "out", "--set", "write.compression=zip"], "'zip'"),
@@ -310,7 +313,19 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    command = ["--input", corpus, "--output", out, "--shards", "3", "--step", "example.check", "--dry-run", "--limit", "2"]
+    command = [
+        "--input",
+        corpus,
+        "--output",
+        out,
+        "--shards",
+        "3",
+        "--step",
+        "example.check",
+        "--dry-run",
+        "--limit",
+        "2",
+    ]
     assert jobs.convert(*command) == 0
     printed = capsys.readouterr().out
     assert "3 planned" in printed

@@ -77,7 +77,9 @@ def make_job(folder: Path, files: int, records: int, secs: float, num_shards: in
 
 def check_outcome(job: Job, out: str, reference: dict[str, str]) -> None:
     assert jobs.content(job.folder / out) == reference
-    left = [name for name in jobs.tree(job.folder / out) if "attempts" in name or "lock" in name or ".gristmill-" in name]
+    left = [
+        name for name in jobs.tree(job.folder / out) if "attempts" in name or "lock" in name or ".gristmill-" in name
+    ]
     assert left == []
 
 
@@ -126,3 +128,23 @@ def test_killed_at_any_moment_the_same_command_gives_the_same_bytes(tmp_path: Pa
         waiting += [pool.submit(at_moment, name) for name in MOMENTS]
         for result in waiting:
             result.result()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_job_loses_no_record_and_is_finished_by_the_same_command(
+    workers: int, number: signal.Signals, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, files=2, records=400, secs=0.01, num_shards=12, workers=workers)
+    process = job.start("out")
+    deadline = time.monotonic() + 120
+    while len(job.committed("out")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 1, (tmp_path / "out.log").read_text()
+    assert "the same command goes on" in (tmp_path / "out.log").read_text()
+    assert jobs.shards(tmp_path / "out") == []
+    job.finish("out")
+    assert jobs.records(tmp_path / "out") == [jobs.payload(file, i) for file in range(2) for i in range(400)]
+    assert [letter["reason"] for letter in jobs.dead_letters(tmp_path / "out")] == ["length_checksum"]

@@ -10,7 +10,7 @@ import pytest
 
 import jobs
 
-STEPS = '''
+STEPS = """
 import re
 
 def clean(value):
@@ -22,7 +22,7 @@ def clean(value):
     if n % 50 == 0:
         return iter([value + b"a", value + b"b"])
     return value
-'''
+"""
 
 RUNNERS = {
     "in_process": ["--workers", "0"],
@@ -105,7 +105,9 @@ def test_folders_of_the_same_names_in_the_working_directory_do_not_shadow_ours(
         (tmp_path / package / "__init__.py").write_text("raise RuntimeError('not this one')")
     (tmp_path / "own_step.py").write_text("def upper(value):\n    return value.upper()\n")
     jobs.write_tfrecord(tmp_path / "in/a.tfrecord", [jobs.payload(0, i) for i in range(50)])
-    done = jobs.spawn(["convert", "--input", "in/*", "--output", "out", "--step", "own_step:upper", *flags], cwd=tmp_path)
+    done = jobs.spawn(
+        ["convert", "--input", "in/*", "--output", "out", "--step", "own_step:upper", *flags], cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert jobs.records(tmp_path / "out") == [jobs.payload(0, i).upper() for i in range(50)]
 

@@ -311,7 +311,7 @@ FAILURES += [struct.error, zlib.error, AttributeError, AssertionError]
 def test_a_reader_that_fails_costs_the_rest_of_its_range(
     opens: Opens, monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
 ) -> None:
-    def read_range(*_: object) -> Iterator[Chunk]:
+    def read_range(*_: object, **_options: object) -> Iterator[Chunk]:
         yield Chunk([b"first"], [0], num_bytes=100)
         raise failure("the reader is wrong")
 

@@ -26,8 +26,13 @@ class Format(Protocol):
 
     SPLITTABLE: bool
 
-    def read_range(self, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
-        """Yields the records that begin in [start, end), the last chunk with the span covered."""
+    def read_range(
+        self, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec, *, trusted: bool = False
+    ) -> Iterator[Chunk]:
+        """Yields the records that begin in [start, end), the last chunk with the span covered.
+
+        With `trusted`, everything before `start` was read by others: what stands there is read or named, not searched.
+        """
 
 
 def load_format(name: str) -> Format:
@@ -38,6 +43,7 @@ def load_format(name: str) -> Format:
 
 
 _BY_EXTENSION = {".array_record": "array_record", ".arrayrecord": "array_record", ".tfrecord": "tfrecord"}
+_BY_EXTENSION[".payloads"] = "array_record"
 _BY_EXTENSION.update({".tfrecords": "tfrecord", ".tfrec": "tfrecord", ".tfr": "tfrecord"})
 
 

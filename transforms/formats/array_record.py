@@ -22,7 +22,9 @@ SPLITTABLE = True
 _READER_OPTIONS = "readahead_buffer_size:1048576,max_parallelism:1"
 
 
-def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
+def read_range(
+    file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec, *, trusted: bool = False
+) -> Iterator[Chunk]:
     """Yields the records whose position lies in [start, end); a damaged record is one dead letter.
 
     Raises:
@@ -88,6 +90,8 @@ class _Records:
             if self._reader is None:
                 self._reader = _open(self._source)
                 self._seek(index)
+            if self._reader is None:
+                raise RuntimeError("the file cannot be opened any more")
             record = self._reader.read()
         except RuntimeError as error:
             # A reader that met damage stays failed: the next record needs a new one.

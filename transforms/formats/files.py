@@ -10,7 +10,9 @@ from transforms.sources import RandomAccessFile
 SPLITTABLE = False
 
 
-def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
+def read_range(
+    file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec, *, trusted: bool = False
+) -> Iterator[Chunk]:
     """Yields the file as one record, or as a dead letter when it is longer than `max_record_bytes`.
 
     An empty file is an empty record only if it was asked for by a range; callers count empty inputs apart.

@@ -28,6 +28,7 @@ SPLITTABLE = True
 FRAMING_BYTES = 16
 _SEARCH_BYTES = 1 << 20
 _INFLATED_HEAD_BYTES = 4096
+_SMALLEST_READ_BYTES = 4096
 _KNOWN_LENGTHS = 4096  # Distinct record lengths whose header checksum is remembered.
 _HEADER = struct.Struct("<QI").unpack_from
 
@@ -55,7 +56,9 @@ def detect_compression(file: RandomAccessFile) -> str:
     return "none" if find_headers(file.read_at(0, _SEARCH_BYTES), file.size) else compression
 
 
-def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec) -> Iterator[Chunk]:
+def read_range(
+    file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec, *, trusted: bool = False
+) -> Iterator[Chunk]:
     """Yields the records that begin in bytes [start, end) of a file, and the damage up to the boundary after it.
 
     Args:
@@ -64,6 +67,7 @@ def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec
         start: First byte of the range. The range that holds byte 0 reads a compressed file whole, the others nothing.
         end: Byte after the range.
         spec: The job, for `compression` and `max_record_bytes`.
+        trusted: Whether `start` is where the range before ended, so that the start is not searched for.
 
     Yields:
         Chunks in order; the last one carries the span covered. Damage comes as dead letters, never as an exception.
@@ -75,13 +79,17 @@ def read_range(file: RandomAccessFile, source: Input, start: int, end: int, spec
     if compression == "auto":
         compression = detect_compression(file)
     if compression == "none":
-        yield from _FrameReader(PlainBytes(file), source, spec).read(start, end)
+        yield from _FrameReader(PlainBytes(file), source, spec).read(start, end, trusted=trusted)
     elif start == 0:
         for chunk in _FrameReader(InflatedBytes(file, compression), source, spec).read(0, None):
             chunk.rolls = True
             if chunk.span is not None:
                 chunk.span = Span(start, end, 0, file.size)
             yield chunk
+    elif trusted:
+        letter = DeadLetter(source.name, start, end - start, "read", "damaged_stream")
+        letter.error = "the beginning of the compressed file could not be read, so the rest cannot be inflated"
+        yield Chunk(dead=[letter], num_bytes=letter.length, span=Span(start, end, start, end), reached=end)
     else:
         yield Chunk(span=Span(start, end, None, None))
 
@@ -133,38 +141,54 @@ class _FrameReader:
         self._max_record_bytes = spec.max_record_bytes
         self._lengths = _Lengths(spec.max_record_bytes)
 
-    def read(self, start: int, end: int | None) -> Iterator[Chunk]:
+    def read(self, start: int, end: int | None, *, trusted: bool = False) -> Iterator[Chunk]:
         """Yields the chunks of [start, end), to the end of the stream when `end` is None."""
         first: int | None = start
-        if start > 0:
+        if start > 0 and not trusted:
             first = self._next_boundary(start, end)
         if first is None:
             yield Chunk(span=Span(start, end or 0, None, None))
             return
         position = first
-        want = BATCH_MAX_BYTES
         while end is None or position < end:
-            buffer = self._data.read(position, want)
-            if not buffer:
+            chunk = self._next_chunk(position, end)
+            if chunk is None:
                 break
-            chunk = self._good_records(buffer, position, end)
-            if not chunk.records:
-                needed = self._bytes_needed(buffer, position)
-                if needed > want:
-                    want = needed
-                    continue
-                chunk = self._damage(buffer, position, is_start=position == 0)
-            want = BATCH_MAX_BYTES
             position += chunk.num_bytes
+            chunk.reached = position
             self._data.forget(position)
             yield chunk
         if end is not None and not self._ends_well(position):
             chunk = self._region(position, "length_checksum")
             position += chunk.num_bytes
+            chunk.reached = position
             yield chunk
         elif end is None and self._data.problem is not None and not self._told_of_problem:
             yield self._region(position, "length_checksum", whole_file=position == 0)
-        yield Chunk(span=Span(start, position if end is None else end, first, position))
+        yield Chunk(span=Span(start, position if end is None else end, first, position), reached=position)
+
+    def _next_chunk(self, position: int, end: int | None) -> Chunk | None:
+        """Returns the records at `position`, or the dead letter of what is no record; None at the end."""
+        # Not past the range: what cannot be read there must not cost the range anything.
+        want = BATCH_MAX_BYTES if end is None else min(BATCH_MAX_BYTES, end - position)
+        needed = FRAMING_BYTES
+        while True:
+            want = max(want, needed)
+            try:
+                buffer = self._data.read(position, want)
+            except OSError:
+                if want <= max(needed, _SMALLEST_READ_BYTES):
+                    raise
+                want = max(needed, _SMALLEST_READ_BYTES, want // 8)  # Come as near to the bad block as one can.
+                continue
+            if not buffer:
+                return None
+            chunk = self._good_records(buffer, position, end)
+            if chunk.records:
+                return chunk
+            needed = self._bytes_needed(buffer, position)
+            if needed <= want:
+                return self._damage(buffer, position, is_start=position == 0)
 
     _told_of_problem = False
 

@@ -28,7 +28,7 @@ class ApplySteps(beam.PTransform):
     spec: JobSpec
 
     def expand(self, batches: PCollection[RecordBatch]) -> PCollection[RecordBatch]:
-        return batches | "Apply" >> beam.ParDo(_ApplyStepsFn(self.spec))
+        return batches | "Apply" >> beam.ParDo(_ApplyStepsFn(self.spec)).with_output_types(RecordBatch)
 
 
 class _ApplyStepsFn(beam.DoFn):

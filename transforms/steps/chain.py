@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from transforms.dead_letters import BadRecordError, from_exception
+from transforms.dead_letters import BadRecordError, JobInterrupted, from_exception, reason_code
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, JobSpec, RecordBatch
 from transforms.steps import Drop
 from transforms.steps.load import Step, load_steps
@@ -48,6 +48,8 @@ class StepChain:
             self._num_bytes = 0
             try:
                 self._run(record, 0, outputs, drops)
+            except JobInterrupted:
+                raise
             except BaseException as error:  # Any class at all costs this record alone, SystemExit included.
                 out.dead.append(from_exception(error, source.name, position, record, self._name_at()))
                 continue
@@ -69,11 +71,8 @@ class StepChain:
         for number in range(first, len(self._calls)):
             self._at = number
             value = self._calls[number](value)
-            if value is None:
-                drops["returned_none"] += 1
-                return
-            if isinstance(value, Drop):
-                drops[value.reason] += 1
+            if value is None or isinstance(value, Drop):
+                drops[_drop_reason(value)] += 1
                 return
             if isinstance(value, Iterator):
                 self._fan_out(value, number, outputs, drops)
@@ -87,16 +86,24 @@ class StepChain:
         outputs.append(value)
 
     def _fan_out(self, values: Iterator[Any], number: int, outputs: list[bytes], drops: Counter[str]) -> None:
+        """Goes on with every item of an iterator; an item counts as if the step had returned it."""
         count = 0
         for value in values:
-            self._run(value, number + 1, outputs, drops)
-            self._at = number
             count += 1
+            if value is None or isinstance(value, Drop):
+                drops[_drop_reason(value)] += 1
+            else:
+                self._run(value, number + 1, outputs, drops)
+            self._at = number
         if not count:
             drops["no_outputs"] += 1
 
     def _name_at(self) -> str:
         return self._steps[self._at].name
+
+
+def _drop_reason(value: Drop | None) -> str:
+    return "returned_none" if value is None else reason_code(value.reason)
 
 
 def load_chain(spec: JobSpec) -> StepChain:

@@ -69,8 +69,8 @@ def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> 
     """Makes the step of a class; its constructor checks the parameters."""
     try:
         step = found(**parameters)
-    except (TypeError, ValueError) as error:
-        raise StepError(f"{where} does not take these parameters: {error}") from error
+    except Exception as error:
+        raise StepError(f"{where} does not take these parameters: {type(error).__name__}: {error}") from error
     if not callable(step):
         raise StepError(f"{where} is a class whose objects cannot be called; give it a __call__(value)")
     return step
@@ -93,7 +93,7 @@ def _import(where: str, target: str) -> Callable[..., Any]:
         raise StepError(f"{where}: expected module:function, got {target!r}")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # A script that ends itself must not end the job with its status.
         raise StepError(
             f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

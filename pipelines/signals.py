@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM stop the job, and are not taken for a failure of the record that is being cleaned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from transforms.dead_letters import JobInterrupted
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raises `JobInterrupted` in the main thread on SIGINT and SIGTERM while the job runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Handlers can only be set in the main thread; whoever embeds us has their own.
+        return
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    # Beam waits for its workers to end their bundles, which may be hours; what they have not committed is read again.
+    end_children(os.getpid())
+    raise JobInterrupted(signal.Signals(number).name)
+
+
+def end_children(pid: int) -> None:
+    """Kills the descendants of a process: the workers that the local runner started."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                end_children(child)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
