@@ -19,7 +19,7 @@ SOURCES := pipelines transforms tests setup.py
 DEMO := demo-output
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help venv install format lint typecheck docs-check check test test-slow demo bench \
+.PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk demo bench \
 	convert-local dry-run verify-local build clean
 
 help: ## print this list
@@ -62,10 +62,15 @@ check: lint typecheck docs-check ## all of the checks above; no test runs
 
 test: PYTEST_FLAGS ?= --numprocesses=auto
 test: venv ## run the tests that are not slow, one process a core (PYTEST_FLAGS=...)
-	$(BIN)python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)python -m pytest -m "not slow and not sdk" $(PYTEST_FLAGS)
 
 test-slow: venv ## run the slow tests, one after the other (PYTEST_FLAGS=...)
 	$(BIN)python -m pytest -m slow $(PYTEST_FLAGS)
+
+SDK_TESTS := tests/sdk tests/pipelines/test_convert.py tests/transforms/test_shard_writer.py \
+	tests/transforms/formats/test_array_record.py
+test-sdk: $(SDK_READY) ## run what touches ArrayRecord with the extra [sdk] (array-record 0.5.0, Python 3.11)
+	$(SDK_VENV)/bin/python -m pytest $(SDK_TESTS) $(PYTEST_FLAGS)
 
 demo: venv ## damaged corpus -> convert -> verify -> read with Grain, in demo-output/; starts anew each time
 	@rm -rf $(DEMO)
@@ -90,10 +95,10 @@ bench: venv ## measure against a bare loop and the ArrayRecord Beam SDK (BENCH_F
 		`test -f $(SDK_READY) && echo "--sdk-python $(CURDIR)/$(SDK_VENV)/bin/python"` $(BENCH_FLAGS)
 
 # The SDK pins an array-record that has no wheel past Python 3.11, so it has an environment of its own.
-$(SDK_READY):
+$(SDK_READY): setup.py
 	@echo "installing the SDK into $(SDK_VENV), which takes some minutes the first time"
 	@python3.11 -m venv $(SDK_VENV)
-	@$(SDK_VENV)/bin/python $(PIP_INSTALL) array-record-beam-sdk==0.1.0
+	@$(SDK_VENV)/bin/python $(PIP_INSTALL) --editable '.[sdk]' hypothesis pytest
 	@touch $@
 
 # Before anything is installed: a missing variable is named with an example.

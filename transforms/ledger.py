@@ -13,7 +13,7 @@ from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
 from transforms.elements import JobSpec, ShardInfo, ShardTask
-from transforms.store import Store, Version
+from transforms.store import OutputError, Store, Version
 
 ATTEMPTS = "_gristmill/attempts/"
 LEDGERS = "_gristmill/shards/"
@@ -177,6 +177,18 @@ def _files_exist(store: Store, spec: JobSpec, ledger: Ledger) -> bool:
         return True
     names = read_published(store, spec, ledger.shard)
     return all(file.name in names and store.size(names[file.name]) == file.size for file in missing)
+
+
+def committed_info(store: Store, spec: JobSpec, task: ShardTask) -> ShardInfo:
+    """Returns what a shard that was found committed gave.
+
+    Raises:
+        OutputError: Its files have vanished since.
+    """
+    found = find_ledger(store, spec, task.shard)
+    if found is None or found.ledger is None:
+        raise OutputError(f"the files of shard {task.shard} vanished while the job ran; run it again")
+    return found.ledger.to_info(task)
 
 
 def read_published(store: Store, spec: JobSpec, shard: int) -> dict[str, str]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from transforms.books import add_up
 from transforms.elements import JobSpec, ShardInfo, ShardTask
-from transforms.ledger import find_ledger
+from transforms.ledger import committed_info
 from transforms.shard_reader import read_shard
 from transforms.shard_writer import ShardWriter
 from transforms.steps.chain import StepChain
-from transforms.store import OutputError, Store
+from transforms.store import Store
 
 _MAX_ROUNDS = 8
 """One round settles every mistaken start; more are for mistakes that hid others. Each settles one at least."""
@@ -37,10 +37,7 @@ def repeat_shard(store: Store, spec: JobSpec, chain: StepChain, task: ShardTask)
     try:
         for batch in read_shard(store, spec, task):
             if batch.committed:
-                found = find_ledger(store, spec, task.shard)
-                if found is None or found.ledger is None:
-                    raise OutputError(f"the files of shard {task.shard} vanished while the job ran; run it again")
-                return found.ledger.to_info(task)
+                return committed_info(store, spec, task)
             for out in chain.apply(batch):
                 writer.add(out)
         return writer.commit()

@@ -11,9 +11,9 @@ from apache_beam.coders.coders import FastPrimitivesCoder
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
-from transforms.ledger import find_ledger
+from transforms.ledger import committed_info
 from transforms.shard_writer import ShardWriter
-from transforms.store import OutputError, open_store
+from transforms.store import open_store
 
 
 class BrokenSequenceError(RuntimeError):
@@ -69,7 +69,7 @@ class _WriteShardsFn(beam.DoFn):
     def process(self, batch: RecordBatch) -> Iterator[ShardInfo]:
         self._check_sequence(batch)
         if batch.committed:
-            yield self._committed(batch)
+            yield committed_info(self._store, self._spec, batch.task)
             return
         if self._writer is None:
             self._writer = ShardWriter(self._store, self._spec, batch.task)
@@ -92,12 +92,6 @@ class _WriteShardsFn(beam.DoFn):
     def teardown(self) -> None:
         if getattr(self, "_writer", None) is not None:
             self._abandon()
-
-    def _committed(self, batch: RecordBatch) -> ShardInfo:
-        found = find_ledger(self._store, self._spec, batch.task.shard)
-        if found is None or found.ledger is None:
-            raise OutputError(f"the files of shard {batch.task.shard} vanished while the job ran; run it again")
-        return found.ledger.to_info(batch.task)
 
     def _check_sequence(self, batch: RecordBatch) -> None:
         shard = batch.task.shard

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import bz2
 import dataclasses
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.testing.util import assert_that, equal_to
 
 import jobs
@@ -271,6 +275,23 @@ def coders_of(graph: Any, pcollection_id: str) -> str:
 GROUPING = (common_urns.primitives.GROUP_BY_KEY.urn, common_urns.composites.RESHUFFLE.urn)
 
 
+def functions_of(graph: Any) -> list[bytes]:
+    """The pickled functions of every ParDo of a graph."""
+    found = []
+    for leaf in leaves_of(graph):
+        if leaf.spec.urn == common_urns.primitives.PAR_DO.urn:
+            payload = beam_runner_api_pb2.ParDoPayload.FromString(leaf.spec.payload)
+            if payload.do_fn.payload:  # Beam's own simple ones go by name.
+                found.append(payload.do_fn.payload)
+    return found
+
+
+def unpacked(payload: bytes) -> bytes:
+    """A pickle without Beam's base64 and compression."""
+    data = base64.b64decode(payload)
+    return bz2.decompress(data) if data.startswith(b"BZh") else zlib.decompress(data)
+
+
 class TestGraph:
     def test_is_under_100_kb_however_large_the_job(self) -> None:
         steps = tuple({"call": f"toy:step_{number}", "parameter": "x" * 100} for number in range(20))
@@ -305,6 +326,13 @@ class TestGraph:
             [leaf] = [leaf for leaf in leaves_of(graph) if leaf.unique_name.endswith(end)]
             [output] = leaf.outputs.values()
             assert "RecordBatchCoder" in coders_of(graph, output)
+
+    def test_nothing_refers_to_the_main_module(self) -> None:
+        """Workers have another `__main__`; what stands in it by name is not there."""
+        payloads = [unpacked(payload) for payload in functions_of(graph_of(make_spec("/out")))]
+        assert len(payloads) >= 10
+        assert any(b"transforms.write" in payload for payload in payloads)
+        assert not [payload for payload in payloads if b"__main__" in payload]
 
     def test_no_record_batch_goes_through_a_shuffle(self) -> None:
         graph = graph_of(make_spec("/out"))
