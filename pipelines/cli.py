@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pipelines.errors import USAGE, UsageError
+from pipelines.imports import without_collecting
 
 _DESCRIPTION = """\
 Converts and cleans training corpora into sharded ArrayRecord.
@@ -124,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "convert":
-        from pipelines import convert
+        with without_collecting():
+            from pipelines import convert
 
         return convert.run(args, unknown)
     if unknown:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pipelines.imports import without_collecting
 from transforms.store import OutputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -114,10 +115,11 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
     Raises:
         OutputError: The job could not finish; the message is the cause.
     """
-    import apache_beam as beam
-    from apache_beam.options.pipeline_options import PipelineOptions
+    with without_collecting():
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
 
-    from transforms.convert import ConvertCorpus
+        from transforms.convert import ConvertCorpus
 
     try:
         with worker_environment():
