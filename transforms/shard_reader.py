@@ -162,7 +162,8 @@ class _Progress:
             chunk.span = Span(self._start, self._end, self._start, self._source.size)
             return chunk
         first = self._start if self._first is None else self._first
-        if self._position >= self._end:  # Only the look at what follows failed, and that is the next range's.
+        if self._first is not None and self._position >= self._end:
+            # Only the look at what follows failed, and that is the next range's.
             return Chunk(span=Span(self._start, self._end, first, self._position))
         chunk = _unreadable(self._source, self._position, self._end - self._position, reason, text)
         chunk.span = Span(self._start, self._end, first, self._end)

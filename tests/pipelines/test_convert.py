@@ -375,6 +375,16 @@ def test_hidden_files_and_duplicates_are_counted(corpus: Path, tmp_path: Path) -
     assert jobs.records(out) == all_payloads()
 
 
+def test_file_whose_disk_gives_errors_is_not_taken_for_an_empty_one(corpus: Path, tmp_path: Path) -> None:
+    os.symlink("/proc/self/mem", corpus / "bad-disk.tfrecord")  # 0 bytes by its listing; reading gives EIO.
+    out = tmp_path / "out"
+    assert jobs.convert("--input", corpus, "--output", out, "--set", "dead_letters.max_fraction=1") == 0
+    assert jobs.records(out) == all_payloads()
+    [letter] = jobs.dead_letters(out)
+    assert (letter["reason"], Path(letter["source"]).name) == ("io_error", "bad-disk.tfrecord")
+    assert jobs.report(out)["files_dead"] == 1
+
+
 def test_output_below_the_input_folder_is_not_read_again(corpus: Path) -> None:
     command = ["--input", corpus, "--output", corpus / "out", "--shards", "2"]
     assert jobs.convert(*command) == 0
