@@ -158,12 +158,12 @@ class _FrameReader:
             chunk.reached = position
             self._data.forget(position)
             yield chunk
-        if end is not None and not self._ends_well(position):
-            chunk = self._region(position, "length_checksum")
+        while end is not None and not self._ends_well(position):  # The damage before the next boundary is ours.
+            chunk = self._next_chunk(position, position + 1) or self._region(position, "length_checksum")
             position += chunk.num_bytes
             chunk.reached = position
             yield chunk
-        elif end is None and self._data.problem is not None and not self._told_of_problem:
+        if end is None and self._data.problem is not None and not self._told_of_problem:
             yield self._region(position, "length_checksum", whole_file=position == 0)
         yield Chunk(span=Span(start, position if end is None else end, first, position), reached=position)
 

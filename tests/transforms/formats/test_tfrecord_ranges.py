@@ -224,3 +224,16 @@ def test_a_valid_record_at_the_first_byte_of_a_range_is_not_read_by_the_range_be
     left, right = read_slice(data, 0, 17), read_slice(data, 17, 34)
     assert (left.records, right.records) == ([b"a"], [b"b"])
     assert (left.span, right.span) == (Span(0, 17, 0, 17), Span(17, 34, 17, 34))
+
+
+def test_bad_payload_right_behind_a_cut_is_told_as_one_and_kept() -> None:
+    """The range before the cut has to name it, and must not call it a damaged length."""
+    payloads = [b"%03d" % index * 10 for index in range(30)]
+    size = len(payloads[0]) + 16
+    data = corpora.flip_bit(corpora.frame_all(payloads), 10 * size + 20)
+    results = [read_slice(data, start, end) for start, end in corpora.cut_ranges(len(data), [9 * size + 5])]
+    assert [record for result in results for record in result.records] == payloads[:10] + payloads[11:]
+    [letter] = [letter for result in results for letter in result.dead]
+    assert (letter.position, letter.length, letter.reason) == (10 * size, size, "data_checksum")
+    assert letter.payload is not None
+    assert len(letter.payload) == size - 16
