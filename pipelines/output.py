@@ -108,6 +108,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
 
     The caller holds the lock.
     """
+    store.clean()
     header = _planned_header(store)
     if header is None or header["plan_id"] != job.spec.plan_id:
         _set_old_state_aside(store)

@@ -148,6 +148,9 @@ class WorstStore:
         with self._call("spool", name, pauses=False):  # Nothing that others could see happens here.
             return _WorstSpool(self, name, self._scratch_path())
 
+    def clean(self) -> None:
+        """An upload that was not sealed leaves nothing in the store."""
+
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
         path = self._scratch_path()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import uuid
@@ -74,6 +75,9 @@ class Store(Protocol):
 
     def spool(self, name: str) -> Spool:
         """Begins a new file that will be called `name`."""
+
+    def clean(self) -> None:
+        """Deletes what writers that were killed left behind under no name. The caller holds the job's lock."""
 
     def local_copy(self, name: str) -> contextlib.AbstractContextManager[str]:
         """Gives a local path to read `name` from, for libraries that know only paths."""
@@ -247,6 +251,13 @@ class LocalStore:
     def local_copy(self, name: str) -> Iterator[str]:
         """The file itself."""
         yield self._path(name)
+
+    def clean(self) -> None:
+        """Deletes temporary files of writers that were killed: they lie in the root and at most two folders below."""
+        for pattern in ("", "*/", "*/*/"):
+            for path in glob.iglob(f"{glob.escape(self.root)}/{pattern}{_TEMPORARY_PREFIX}*"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name) if name else self.root

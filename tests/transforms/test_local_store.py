@@ -197,3 +197,13 @@ def test_deleting_the_last_name_keeps_the_root(local: LocalStore) -> None:
     local.put("x", b"1")
     local.delete("x")
     assert os.path.isdir(local.root)
+
+
+def test_clean_deletes_what_killed_writers_left_and_nothing_else(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    names = ["shard", "_gristmill/plan.jsonl", "_gristmill/published/00000.json", "_dead_letters/a.jsonl"]
+    for name in names:
+        store.put(name, b"kept")
+        (tmp_path / name).with_name(".gristmill-0123").write_bytes(b"half")
+    store.clean()
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(names)
