@@ -43,7 +43,7 @@ def reason_code(reason: object) -> str:
     """Returns whatever a step gave as its reason as short text that can be counted."""
     try:
         text = safe_text(reason if isinstance(reason, str) else repr(reason), MAX_REASON_CHARS)
-    except Exception:
+    except Exception:  # A reason whose repr fails must not cost more than its record: that is a dead letter already.
         text = ""
     return text or "no_reason"
 

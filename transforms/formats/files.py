@@ -15,7 +15,7 @@ def read_range(
 ) -> Iterator[Chunk]:
     """Yields the file as one record, or as a dead letter when it is longer than `max_record_bytes`.
 
-    An empty file is an empty record only if it was asked for by a range; callers count empty inputs apart.
+    Empty files do not come here: the shard reader makes them dead letters.
     """
     span = Span(start, end, start, end)
     if file.size > spec.max_record_bytes:
