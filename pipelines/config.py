@@ -15,9 +15,9 @@ import yaml
 from pipelines.errors import UsageError, did_you_mean
 from transforms.names import DEFAULT_TEMPLATE, check_template
 from transforms.plan import ShardsRequest, parse_size
+from transforms.steps.options import OPTION_NAMES
 
 STEP_KEYS = ("use", "call")
-_FUTURE_STEP_OPTIONS = ("isolate", "timeout_secs", "retries", "max_per_sec", "max_memory_bytes")
 _COMPRESSION = re.compile(r"auto|uncompressed|snappy|(zstd|brotli)(:-?\d+)?")
 _LEVELS = {"zstd": (-131072, 22), "brotli": (0, 11)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -106,6 +106,30 @@ class DeadLettersConfig(_Strict):
         return value
 
 
+class StepOptionsConfig(pydantic.BaseModel):
+    """The options that every step may have; see `transforms.steps.options.StepOptions`."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    isolate: bool = False
+    timeout_secs: float | None = pydantic.Field(None, gt=0)
+    retries: int = pydantic.Field(0, ge=0, le=100)
+    max_per_sec: float | None = pydantic.Field(None, gt=0)
+    max_memory_bytes: Bytes | None = None
+
+
+def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:
+    """Returns the step with its options checked and sizes such as 2GiB in bytes."""
+    try:
+        options = StepOptionsConfig.model_validate(step)
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        where = f"steps[{number}].{problem['loc'][0]}"
+        message = problem["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {message}, got {problem['input']!r}") from None
+    return {**step, **{name: getattr(options, name) for name in OPTION_NAMES if name in step}}
+
+
 class JobConfig(_Strict):
     """The whole config, in flow order."""
 
@@ -121,10 +145,7 @@ class JobConfig(_Strict):
         for number, step in enumerate(steps):
             if len([key for key in STEP_KEYS if key in step]) != 1:
                 raise ValueError(f"steps[{number}] must have exactly one of `use` and `call`")
-            for option in _FUTURE_STEP_OPTIONS:
-                if option in step:
-                    raise ValueError(f"steps[{number}].{option} is not supported by this version")
-        return steps
+        return [_check_options(number, step) for number, step in enumerate(steps)]
 
 
 def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig:

@@ -14,12 +14,12 @@ import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
 
 from transforms.elements import JobSpec, ShardInfo, ShardTask
+from transforms.generations import open_job_store
 from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
 from transforms.repeat import find_apart, repeat_shard
 from transforms.steps.apply import ApplySteps
 from transforms.steps.chain import load_chain
-from transforms.store import open_store
 from transforms.write import WriteShards
 
 
@@ -75,7 +75,7 @@ class _RepeatShardFn(beam.DoFn):
         self._spec = spec
 
     def setup(self) -> None:
-        self._store = open_store(self._spec.root)
+        self._store = open_job_store(self._spec)
         self._chain = load_chain(self._spec)
 
     def process(self, element: tuple[int, Iterable[ShardTask]]) -> Iterator[ShardInfo]:
@@ -100,7 +100,7 @@ class ConvertCorpus(beam.PTransform):
     def expand(self, begin: PBegin) -> PCollection[dict[str, Any]]:
         infos = (
             begin
-            | "ReadPlan" >> ReadPlan(self.spec.root, self.num_workers)  # ShardTask
+            | "ReadPlan" >> ReadPlan(self.spec, self.num_workers)  # ShardTask
             | "ConvertShards" >> ConvertShards(self.spec)  # ShardInfo
         )
         repeated = (

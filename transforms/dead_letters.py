@@ -6,6 +6,7 @@ surrogate pair. It never holds the record itself.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import traceback
 
@@ -31,6 +32,25 @@ class BadRecordError(ValueError):
 
 class JobInterrupted(KeyboardInterrupt):
     """Somebody stops the job: the one exception that is not a record's fault, wherever it strikes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a step failed on a record, as text that crosses process borders whatever was raised.
+
+    Attributes:
+        step: Name of the step.
+        reason: Short snake_case code.
+        error_type: Class of the exception, or "".
+        error: What happened, in words.
+        traceback: Frames of the exception, or "".
+    """
+
+    step: str
+    reason: str
+    error_type: str = ""
+    error: str = ""
+    traceback: str = ""
 
 
 def safe_text(text: str, max_chars: int) -> str:
@@ -65,8 +85,8 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
     )
 
 
-def from_exception(error: BaseException, source: str, position: int, payload: bytes, step: str) -> DeadLetter:
-    """Returns the dead letter of a source record that a step failed on."""
+def to_failure(error: BaseException, step: str) -> Failure:
+    """Returns what a step's exception says, as text only."""
     error_type, message, frames = describe_exception(error)
     reason = "exception"
     if isinstance(error, BadRecordError):
@@ -74,7 +94,12 @@ def from_exception(error: BaseException, source: str, position: int, payload: by
             reason = reason_code(error.reason)
         except Exception:  # A subclass may compute its reason, or have none.
             reason = "no_reason"
-    return DeadLetter(source, position, len(payload), step, reason, error_type, message, frames, payload)
+    return Failure(step, reason, error_type, message, frames)
+
+
+def from_failure(failure: Failure, source: str, position: int, payload: bytes) -> DeadLetter:
+    """Returns the dead letter of a source record that a step failed on."""
+    return DeadLetter(source, position, len(payload), **dataclasses.asdict(failure), payload=payload)
 
 
 def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: int) -> bytes:
@@ -99,7 +124,7 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
         "error_type": safe_text(letter.error_type, MAX_ERROR_CHARS),
         "error": safe_text(letter.error, MAX_ERROR_CHARS),
         "traceback": safe_text(letter.traceback, MAX_TRACEBACK_CHARS),
-        "attempts": 1,
+        "attempts": letter.attempts,
         "payload_index": payload_index,
         "payload_bytes": num_bytes,
         "payload_truncated": num_bytes is not None and num_bytes > max_payload_bytes,

@@ -92,6 +92,7 @@ class JobSpec:
         max_count: Budget: largest number of dead letters; None for no bound.
         limit: Read at most this many records of the shard; 0 for all.
         started_at: Unix time at which this run began, for the report.
+        generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
     """
 
     root: str
@@ -115,6 +116,7 @@ class JobSpec:
     max_count: int | None = None
     limit: int = 0
     started_at: float = 0.0
+    generation: str = ""
 
     def shard_key(self, shard: int) -> str:
         """The shard's number as it stands in file names: at least five digits, sorting as it counts."""
@@ -137,6 +139,7 @@ class DeadLetter:
         payload: Source bytes, or None when there are none to keep.
         whole_file: Whether nothing of the file could be read.
         extra: Further positions where they exist: row, line, member.
+        attempts: How often it was tried: 1, and one more for each replay.
     """
 
     source: str
@@ -150,6 +153,7 @@ class DeadLetter:
     payload: bytes | None = None
     whole_file: bool = False
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attempts: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,6 +184,7 @@ class Chunk:
         num_bytes: Bytes of the decompressed stream consumed, framing and damage included.
         span: Set on the last chunk of a range.
         rolls: Whether the input cannot be split, so that the writer rolls over at the bounds.
+        origins: In a replay, the dead letter that each record comes from; None otherwise.
         reached: Position in the stream after this chunk; None for formats without byte positions.
     """
 
@@ -189,6 +194,7 @@ class Chunk:
     num_bytes: int = 0
     span: Span | None = None
     rolls: bool = False
+    origins: list[DeadLetter] | None = None
     reached: int | None = None
 
 
@@ -211,6 +217,9 @@ class RecordBatch:
         dropped: Dropped records by reason.
         rolls: Whether these records come from input that cannot be split, so that the writer rolls over.
         committed: Whether the shard was already committed; nothing was read.
+        not_run: Whether the job is being called off; what was read of the shard does not count.
+        isolated: Whether every step must run in a child process, because a worker died on this shard before.
+        origins: In a replay, the dead letter that each record comes from; None otherwise.
     """
 
     task: ShardTask
@@ -227,6 +236,9 @@ class RecordBatch:
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     rolls: bool = False
     committed: bool = False
+    not_run: bool = False
+    isolated: bool = False
+    origins: list[DeadLetter] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,6 +268,7 @@ class ShardInfo:
         books: Totals by name, see `transforms.books`.
         first: Edge at the shard's start, None when it starts with a fresh input.
         last: Edge at the shard's end.
+        not_run: Whether the job was called off before the shard was done; then there are no books.
     """
 
     task: ShardTask
@@ -263,6 +276,7 @@ class ShardInfo:
     books: dict[str, int]
     first: Edge | None = None
     last: Edge | None = None
+    not_run: bool = False
 
 
 def display_name(name: str) -> str:

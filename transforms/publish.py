@@ -17,12 +17,13 @@ from apache_beam.pvalue import AsSingleton, PCollection
 from transforms.books import JobBooks, Verdict, add_up, judge
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
+from transforms.generations import open_job_store
 from transforms.ledger import find_ledger, published_name
 from transforms.names import dead_letter_names, shard_file_name
 from transforms.repeat import settle
 from transforms.report import MANIFEST_NAME
 from transforms.steps.chain import load_chain
-from transforms.store import OutputError, Store, open_store
+from transforms.store import OutputError, Store
 
 NOT_PUBLISHED = -1
 
@@ -92,7 +93,7 @@ class Publish(beam.PTransform):
 
 
 def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
-    return settle(open_store(spec.root), spec, load_chain(spec), infos)
+    return settle(open_job_store(spec), spec, load_chain(spec), infos)
 
 
 def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, PublishTask]]:
@@ -116,7 +117,7 @@ def number_parts(infos: list[ShardInfo], spec: JobSpec) -> Iterator[PublishTask]
     _, verdict = decide(infos, spec)
     done = verdict.status == "done"
     if done:
-        _withdraw_old_manifest(open_store(spec.root), spec)
+        _withdraw_old_manifest(open_job_store(spec), spec)
     total = sum(info.num_parts for info in infos)
     first = 0
     for info in infos:
@@ -137,7 +138,7 @@ class _GiveNamesFn(beam.DoFn):
         self._spec = spec
 
     def setup(self) -> None:
-        self._store = open_store(self._spec.root)
+        self._store = open_job_store(self._spec)
 
     def process(self, element: tuple[int, Iterable[PublishTask]]) -> Iterator[int]:
         for order in element[1]:
@@ -179,4 +180,4 @@ def _finish(infos: list[ShardInfo], spec: JobSpec, num_published: int) -> dict[s
     if num_published < expected:
         raise OutputError(f"{num_published} of {expected} shards were published; run the same command again")
     _, verdict = decide(infos, spec)
-    return finish_job(open_store(spec.root), spec, verdict)
+    return finish_job(open_job_store(spec), spec, verdict)

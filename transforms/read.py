@@ -9,10 +9,10 @@ import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
 
 from transforms.elements import JobSpec, RecordBatch, ShardTask
+from transforms.generations import open_job_store
 from transforms.plan import spread
 from transforms.plan_file import PLAN_NAME, read_task, read_tasks
 from transforms.shard_reader import read_shard
-from transforms.store import open_store
 
 
 @dataclasses.dataclass
@@ -22,11 +22,11 @@ class ReadPlan(beam.PTransform):
     Output: PCollection[ShardTask], each planned shard once. Only (shard, offset in the plan) is shuffled.
 
     Attributes:
-        root: Output directory.
+        spec: The job.
         num_workers: Workers of a runner that deals elements out in turn; 1 for runners that balance by themselves.
     """
 
-    root: str
+    spec: JobSpec
     num_workers: int = 1
 
     def expand(self, begin: PBegin) -> PCollection[ShardTask]:
@@ -34,30 +34,30 @@ class ReadPlan(beam.PTransform):
             begin
             | "Start" >> beam.Impulse()
             | "ListShards"
-            >> beam.FlatMap(_list_for, self.root, self.num_workers)  # (turn, (shard, offset in the plan))
+            >> beam.FlatMap(_list_for, self.spec, self.num_workers)  # (turn, (shard, offset in the plan))
             | "Spread" >> beam.GroupByKey()
-            | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.root))  # ShardTask
+            | "LoadTask" >> beam.ParDo(_LoadTaskFn(self.spec))  # ShardTask
         )
 
 
-def _list_for(_: bytes, root: str, num_workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    return enumerate(list_shards(root, num_workers))
+def _list_for(_: bytes, spec: JobSpec, num_workers: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    return enumerate(list_shards(spec, num_workers))
 
 
-def list_shards(root: str, num_workers: int) -> Iterator[tuple[int, int]]:
+def list_shards(spec: JobSpec, num_workers: int) -> Iterator[tuple[int, int]]:
     """Yields (shard, offset of its plan line) in the order to hand out; (-1, 0) stands for nothing."""
-    with open_store(root).open(PLAN_NAME) as plan:
+    with open_job_store(spec).open(PLAN_NAME) as plan:
         lines = [(offset, task.planned_bytes) for offset, task in read_tasks(plan)]
     for shard in spread([planned_bytes for _, planned_bytes in lines], num_workers):
         yield (shard, lines[shard][0] if shard >= 0 else 0)
 
 
 class _LoadTaskFn(beam.DoFn):
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
 
     def setup(self) -> None:
-        self._store = open_store(self._root)
+        self._store = open_job_store(self._spec)
 
     def process(self, element: tuple[int, Iterable[tuple[int, int]]]) -> Iterator[ShardTask]:
         for shard, offset in element[1]:
@@ -88,7 +88,7 @@ class _ReadRecordsFn(beam.DoFn):
         self._spec = spec
 
     def setup(self) -> None:
-        self._store = open_store(self._spec.root)
+        self._store = open_job_store(self._spec)
 
     def process(self, task: ShardTask) -> Iterator[RecordBatch]:
         yield from read_shard(self._store, self._spec, task)

@@ -193,4 +193,5 @@ def _to_batch(task: ShardTask, sequence: int, source: Input, chunk: Chunk) -> Re
         num_bytes=chunk.num_bytes,
         span=chunk.span,
         rolls=chunk.rolls,
+        origins=chunk.origins,
     )

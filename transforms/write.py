@@ -11,9 +11,9 @@ from apache_beam.coders.coders import FastPrimitivesCoder
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
+from transforms.generations import open_job_store
 from transforms.ledger import committed_info
 from transforms.shard_writer import ShardWriter
-from transforms.store import open_store
 
 
 class BrokenSequenceError(RuntimeError):
@@ -59,7 +59,7 @@ class _WriteShardsFn(beam.DoFn):
         self._label = label
 
     def setup(self) -> None:
-        self._store = open_store(self._spec.root)
+        self._store = open_job_store(self._spec)
 
     def start_bundle(self) -> None:
         self._writer: ShardWriter | None = None

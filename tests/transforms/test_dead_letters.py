@@ -14,8 +14,9 @@ from transforms.dead_letters import (
     MAX_TRACEBACK_CHARS,
     BadRecordError,
     describe_exception,
-    from_exception,
+    from_failure,
     safe_text,
+    to_failure,
     to_line,
 )
 from transforms.elements import DeadLetter, name_from_fields
@@ -103,7 +104,7 @@ def fields_of(line: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("error", ODD_ERRORS, ids=[f"{n}-{type(error).__name__}" for n, error in enumerate(ODD_ERRORS)])
 class TestOddExceptions:
     def test_line_is_small_and_utf8(self, error: BaseException) -> None:
-        letter = from_exception(raised(error), "/in/a", 7, b"payload", "clean")
+        letter = from_failure(to_failure(raised(error), "clean"), "/in/a", 7, b"payload")
         line = to_line(letter, 0, 100)
         assert len(line) < MAX_LINE_BYTES
         fields = fields_of(line)
@@ -111,7 +112,7 @@ class TestOddExceptions:
         assert fields["error_type"].startswith(type(error).__qualname__[:9])
 
     def test_reason_is_text_that_can_be_counted_and_sorted(self, error: BaseException) -> None:
-        letter = from_exception(raised(error), "/in/a", 7, b"payload", "clean")
+        letter = from_failure(to_failure(raised(error), "clean"), "/in/a", 7, b"payload")
         assert isinstance(letter.reason, str)
         assert len(letter.reason) <= MAX_ERROR_CHARS
         letter.reason.encode("utf-8")
@@ -119,7 +120,9 @@ class TestOddExceptions:
 
 class TestFromException:
     def test_bad_record_error_carries_its_reason(self) -> None:
-        letter = from_exception(raised(BadRecordError("too_short", "3 words")), "/in/a", 7, b"payload", "clean")
+        letter = from_failure(
+            to_failure(raised(BadRecordError("too_short", "3 words")), "clean"), "/in/a", 7, b"payload"
+        )
         assert (letter.reason, letter.error, letter.error_type) == ("too_short", "3 words", "BadRecordError")
         assert (letter.payload, letter.length, letter.position) == (b"payload", 7, 7)
 
@@ -127,7 +130,7 @@ class TestFromException:
         assert str(BadRecordError("too_short")) == "too_short"
 
     def test_other_exceptions_have_the_reason_exception(self) -> None:
-        letter = from_exception(raised(KeyError("text")), "/in/a", 7, b"payload", "clean")
+        letter = from_failure(to_failure(raised(KeyError("text")), "clean"), "/in/a", 7, b"payload")
         assert (letter.reason, letter.error_type, letter.error) == ("exception", "KeyError", "'text'")
 
     def test_traceback_names_the_place_and_is_capped_at_its_end(self) -> None:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from transforms.steps.options import StepOptions, split_options
+
 BUILT_IN = {"example.check": "transforms.steps.example:check"}
 """Steps of the library, by the name that `use` takes."""
 
@@ -27,10 +29,12 @@ class Step:
     Attributes:
         name: As in the config, used in dead letters, counters and messages.
         call: The function.
+        options: How it is to be run.
     """
 
     name: str
     call: Callable[[Any], Any]
+    options: StepOptions = dataclasses.field(default_factory=StepOptions)
 
 
 def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> list[Step]:
@@ -53,16 +57,16 @@ def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> 
 def _load_step(where: str, step: dict[str, Any]) -> Step:
     name, target = _target(where, step)
     found = _import(where, target)
-    parameters = {key: value for key, value in step.items() if key not in ("use", "call")}
+    options, parameters = split_options(step)
     if inspect.isclass(found):
-        return Step(name, _make(f"{where}: {name}", found, parameters))
+        return Step(name, _make(f"{where}: {name}", found, parameters), options)
     try:
         inspect.signature(found).bind(b"", **parameters)
     except TypeError as error:
         raise StepError(f"{where}: {name} does not take these parameters: {error}") from error
     except ValueError:
         pass  # Functions built into Python have no signature to check.
-    return Step(name, functools.partial(found, **parameters) if parameters else found)
+    return Step(name, functools.partial(found, **parameters) if parameters else found, options)
 
 
 def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> Callable[[Any], Any]:
