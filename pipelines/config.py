@@ -95,6 +95,7 @@ class DeadLettersConfig(_Strict):
 
     max_fraction: float = pydantic.Field(0.1, ge=0, le=1)
     max_count: int | None = pydantic.Field(None, ge=0)
+    max_count_by_reason: dict[str, Annotated[int, pydantic.Field(ge=0)]] = {}
     max_payload_bytes: Bytes = 16 << 20
     path: str = "_dead_letters"
 

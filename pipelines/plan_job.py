@@ -87,6 +87,8 @@ def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
     spec = dataclasses.replace(
         spec,
         plan_id=_digest(fingerprint),
+        planned_bytes=total,
+        planned_files=listing.num_inputs,
         writer_options=f"group_size:{config.write.group_size},{_choose_compression(config, sample)}",
         part_max_records=layout.part_max_records,
         part_max_bytes=layout.part_max_bytes,
@@ -126,6 +128,7 @@ def _base_spec(config: JobConfig, format_name: str, limit: int) -> JobSpec:
         dead_letter_path=config.dead_letters.path,
         max_fraction=config.dead_letters.max_fraction,
         max_count=config.dead_letters.max_count,
+        max_count_by_reason=config.dead_letters.max_count_by_reason,
         limit=limit,
     )
 

@@ -9,9 +9,11 @@ edges, in plan order, which also shows whether neighbouring ranges met.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from transforms.budget import Budget, dead_fraction
 from transforms.elements import Edge, ShardInfo, Span
 
 COUNTS = ("records_read", "records_written", "records_added", "records_dropped", "records_dead")
@@ -129,10 +131,12 @@ class JobBooks:
         totals: Sums by name.
         apart: Shards whose first range does not begin where the range before it ended, with the boundary at
             which it should begin.
+        dead_by_reason: Dead letters by reason.
     """
 
     totals: dict[str, int]
     apart: list[tuple[ShardInfo, int]]
+    dead_by_reason: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
@@ -145,14 +149,16 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
         The totals, shared files counted once, and the ranges that do not meet.
     """
     totals = dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)
+    dead: Counter[str] = Counter()
     walk = _EdgeWalk()
     for info in infos:
+        dead.update(info.dead_by_reason)
         for name, value in info.books.items():
             totals[name] = totals.get(name, 0) + value
         walk.step(info)
     for shared in walk.finish():
         totals[file_outcome(shared.read, shared.dead)] += 1
-    return JobBooks(totals, walk.apart)
+    return JobBooks(totals, walk.apart, dict(dead))
 
 
 class _EdgeWalk:
@@ -231,12 +237,10 @@ class Verdict:
     dead_fraction: dict[str, float]
 
 
-def judge(books: JobBooks, max_fraction: float, max_count: int | None) -> Verdict:
+def judge(books: JobBooks, budget: Budget) -> Verdict:
     """Holds the totals against the budget of dead letters."""
     totals = books.totals
     fraction = dead_fraction(totals)
-    worst = max(fraction, key=lambda key: fraction[key])
-    dead = totals["records_dead"]
     if books.apart:
         shards = [info.task.shard for info, _ in books.apart][:10]
         return Verdict(
@@ -244,25 +248,9 @@ def judge(books: JobBooks, max_fraction: float, max_count: int | None) -> Verdic
         )
     if not is_balanced(totals):
         return Verdict("unbalanced", f"the books do not balance: { ({k: totals[k] for k in COUNTS}) }", fraction)
-    if max_count is not None and dead > max_count:
-        return Verdict("over_budget", f"{dead} dead letters; dead_letters.max_count allows {max_count}", fraction)
-    if fraction[worst] > max_fraction:
-        text = f"{fraction[worst]:.2%} of {worst} are dead; dead_letters.max_fraction allows {max_fraction:.2%}"
-        return Verdict("over_budget", text, fraction)
+    broken = budget.broken(totals, books.dead_by_reason)
+    if broken is not None:
+        return Verdict("over_budget", broken, fraction)
     if not totals["records_written"]:
         return Verdict("nothing_written", "no record was written", fraction)
     return Verdict("done", "", fraction)
-
-
-def dead_fraction(totals: dict[str, int]) -> dict[str, float]:
-    """Returns dead/all by records, bytes and files."""
-    files = sum(totals[name] for name in FILES)
-    return {
-        "records": _share(totals["records_dead"], totals["records_read"]),
-        "bytes": _share(totals["bytes_dead"], totals["bytes_read"]),
-        "files": _share(totals["files_dead"], files),
-    }
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0

@@ -90,6 +90,9 @@ class JobSpec:
         dead_letter_path: Folder of dead letters under `root`.
         max_fraction: Budget: largest fraction of dead records, bytes or files.
         max_count: Budget: largest number of dead letters; None for no bound.
+        max_count_by_reason: Budget: largest number of dead letters of a reason.
+        planned_bytes: Decompressed bytes that the plan expects to read.
+        planned_files: Files that the plan reads.
         limit: Read at most this many records of the shard; 0 for all.
         started_at: Unix time at which this run began, for the report.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
@@ -114,6 +117,9 @@ class JobSpec:
     dead_letter_path: str = "_dead_letters"
     max_fraction: float = 0.1
     max_count: int | None = None
+    max_count_by_reason: dict[str, int] = dataclasses.field(default_factory=dict)
+    planned_bytes: int = 0
+    planned_files: int = 0
     limit: int = 0
     started_at: float = 0.0
     generation: str = ""
@@ -218,6 +224,7 @@ class RecordBatch:
         rolls: Whether these records come from input that cannot be split, so that the writer rolls over.
         committed: Whether the shard was already committed; nothing was read.
         not_run: Whether the job is being called off; what was read of the shard does not count.
+        try_number: Which try of the shard this is, from 1, see `transforms.tries`; 0 when tries are not counted.
         isolated: Whether every step must run in a child process, because a worker died on this shard before.
         origins: In a replay, the dead letter that each record comes from; None otherwise.
     """
@@ -237,6 +244,7 @@ class RecordBatch:
     rolls: bool = False
     committed: bool = False
     not_run: bool = False
+    try_number: int = 0
     isolated: bool = False
     origins: list[DeadLetter] | None = None
 
@@ -268,6 +276,7 @@ class ShardInfo:
         books: Totals by name, see `transforms.books`.
         first: Edge at the shard's start, None when it starts with a fresh input.
         last: Edge at the shard's end.
+        dead_by_reason: Dead letters by reason.
         not_run: Whether the job was called off before the shard was done; then there are no books.
     """
 
@@ -276,6 +285,7 @@ class ShardInfo:
     books: dict[str, int]
     first: Edge | None = None
     last: Edge | None = None
+    dead_by_reason: dict[str, int] = dataclasses.field(default_factory=dict)
     not_run: bool = False
 
 

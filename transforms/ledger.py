@@ -77,7 +77,7 @@ class Ledger:
     def to_info(self, task: ShardTask) -> ShardInfo:
         """Returns what leaves the worker."""
         first, last = edges_of(list(self.rows))
-        return ShardInfo(task, len(self.parts), self.books(), first, last)
+        return ShardInfo(task, len(self.parts), self.books(), first, last, self.dead_by_reason)
 
     def to_json(self) -> bytes:
         """Returns the entry as it is stored."""

@@ -15,6 +15,7 @@ import apache_beam as beam
 from apache_beam.pvalue import AsSingleton, PCollection
 
 from transforms.books import JobBooks, Verdict, add_up, judge
+from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
 from transforms.generations import open_job_store
@@ -101,7 +102,7 @@ def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, 
 
 
 def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
-    """Returns the books and what they allow.
+    """Returns the books and what they allow; a job that was called off is over its budget.
 
     Raises:
         OutputError: A planned shard is missing.
@@ -109,7 +110,10 @@ def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
     if len(infos) != spec.num_shards:
         raise OutputError(f"{len(infos)} of {spec.num_shards} planned shards arrived; run the same command again")
     books = add_up(infos)
-    return books, judge(books, spec.max_fraction, spec.max_count)
+    if any(info.not_run for info in infos):
+        message = called_off(open_job_store(spec)) or "the job was called off"
+        return books, Verdict("over_budget", message, dead_fraction(books.totals))
+    return books, judge(books, Budget.of(spec))
 
 
 def number_parts(infos: list[ShardInfo], spec: JobSpec) -> Iterator[PublishTask]:
@@ -121,7 +125,7 @@ def number_parts(infos: list[ShardInfo], spec: JobSpec) -> Iterator[PublishTask]
     total = sum(info.num_parts for info in infos)
     first = 0
     for info in infos:
-        if info.num_parts or info.books["records_dead"]:
+        if info.num_parts or info.books.get("records_dead"):
             yield PublishTask(info.task.shard, first if done else NOT_PUBLISHED, total)
         first += info.num_parts
 

@@ -22,7 +22,12 @@ _MAX_ROUNDS = 8
 
 
 def find_apart(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]:
-    """Yields the shards whose range does not begin where the range before it ended, to be read from there."""
+    """Yields the shards whose range does not begin where the range before it ended, to be read from there.
+
+    None when the job was called off: where a shard was not read, nothing is known.
+    """
+    if any(info.not_run for info in infos):
+        return
     for info, boundary in add_up(infos).apart:
         yield dataclasses.replace(info.task, start_at=boundary, round=round_number)
 
@@ -38,6 +43,9 @@ def repeat_shard(store: Store, spec: JobSpec, chain: StepChain, task: ShardTask)
         for batch in read_shard(store, spec, task):
             if batch.committed:
                 return committed_info(store, spec, task)
+            if batch.not_run:
+                writer.abandon()
+                return ShardInfo(task, 0, {}, not_run=True)
             for out in chain.apply(batch):
                 writer.add(out)
         return writer.commit()

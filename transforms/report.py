@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, dead_fraction, judge
+from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, judge
+from transforms.budget import Budget, dead_fraction
 from transforms.elements import JobSpec, ShardInfo, display_name
 from transforms.inputs import read_inputs
 from transforms.ledger import Ledger, find_ledger, read_published
@@ -21,6 +22,7 @@ from transforms.store import Store
 REPORT_NAME = "_gristmill/report.json"
 CONFIG_NAME = "_gristmill/config.json"
 MANIFEST_NAME = "manifest.json"
+_BUDGET = ("max_fraction", "max_count", "max_count_by_reason")
 _MAX_SOURCES = 1_000  # Sources with losses that the report names; the ledgers hold them all.
 _PACKAGES = ("gristmill", "apache-beam", "array-record", "google-crc32c", "numpy", "protobuf")
 
@@ -46,7 +48,7 @@ def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
 def spec_to_header(spec: JobSpec) -> dict[str, Any]:
     """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
     fields = dataclasses.asdict(spec)
-    for name in ("root", "started_at", "import_paths", "max_fraction", "max_count"):
+    for name in ("root", "started_at", "import_paths", *_BUDGET):
         del fields[name]
     return fields
 
@@ -62,7 +64,7 @@ def load_spec(store: Store) -> tuple[JobSpec, dict[str, Any]]:
         header = read_header(plan)
     spec = spec_from_header(header, store.root)
     budget = read_config(store).get("dead_letters", {})
-    budget = {name: budget[name] for name in ("max_fraction", "max_count") if name in budget}
+    budget = {name: budget[name] for name in _BUDGET if name in budget}
     return dataclasses.replace(spec, **budget), header
 
 
@@ -147,7 +149,7 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
         tally.add(ledger, read_published(store, spec, info.task.shard) if ledger.parts else {})
     tally.close()
     books = add_up(infos)
-    verdict = judge(books, spec.max_fraction, spec.max_count)
+    verdict = judge(books, Budget.of(spec))
     incomplete = tally.num_committed < header["num_shards"]
     message = (
         f"{tally.num_committed} of {header['num_shards']} planned shards are committed"

@@ -8,14 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from transforms.budget import AbortWatch
 from transforms.dead_letters import describe_exception
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, RecordBatch, ShardTask, Span
 from transforms.formats import load_format
 from transforms.inputs import read_inputs
+from transforms.isolated_reader import read_isolated
 from transforms.ledger import find_ledger, ledger_name
 from transforms.plan_file import INPUTS_NAME
 from transforms.sources import RandomAccessFile, explain_error, open_input
 from transforms.store import Store
+from transforms.tries import ISOLATE_READER_FROM, ISOLATE_STEPS_FROM, mark_try
 
 
 def read_shard(store: Store, spec: JobSpec, task: ShardTask) -> Iterator[RecordBatch]:
@@ -26,20 +29,36 @@ def read_shard(store: Store, spec: JobSpec, task: ShardTask) -> Iterator[RecordB
     if _is_committed(store, spec, task):
         yield RecordBatch(task, 0, last=True, committed=True)
         return
-    sequence = 0
+    watch = AbortWatch(store)
+    if watch.is_off():
+        yield RecordBatch(task, 0, last=True, not_run=True)
+        return
+    number = mark_try(store, spec, task.shard)
+    batches = _read_batches(store, spec, task, isolated=number >= ISOLATE_READER_FROM)
+    for sequence, batch in enumerate(batches):
+        batch.sequence = sequence
+        batch.try_number = number
+        batch.isolated = number >= ISOLATE_STEPS_FROM
+        if watch.is_off():
+            yield RecordBatch(task, sequence, last=True, not_run=True, try_number=number)
+            return
+        yield batch
+
+
+def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool) -> Iterator[RecordBatch]:
+    """Yields the batches of a shard, not yet numbered."""
     left = spec.limit or None
     for source, start, end in _slices(store, task):
-        for chunk in _read_slice(spec, source, start, end, task):
+        for chunk in _read_slice(spec, source, start, end, task, isolated=isolated):
             if left is not None:
                 chunk = _cut(chunk, left)
                 left -= len(chunk.records) + len(chunk.dead)
-            yield _to_batch(task, sequence, source, chunk)
-            sequence += 1
+            yield _to_batch(task, source, chunk)
             if left == 0:
                 break
         if left == 0:
             break
-    yield RecordBatch(task, sequence, last=True)
+    yield RecordBatch(task, 0, last=True)
 
 
 def _is_committed(store: Store, spec: JobSpec, task: ShardTask) -> bool:
@@ -66,13 +85,16 @@ def _slices(store: Store, task: ShardTask) -> Iterator[tuple[Input, int, int]]:
                 return
 
 
-def _read_slice(spec: JobSpec, source: Input, start: int, end: int, task: ShardTask) -> Iterator[Chunk]:
+def _read_slice(
+    spec: JobSpec, source: Input, start: int, end: int, task: ShardTask, *, isolated: bool
+) -> Iterator[Chunk]:
+    read = read_isolated if isolated else read_input
     if task.start_at is None or source.index != task.first_index:
-        yield from read_input(spec, source, start, end)
+        yield from read(spec, source, start, end)
     elif task.start_at >= end:
         yield Chunk(span=Span(start, end, None, None))
     else:
-        for chunk in read_input(spec, source, task.start_at, end, trusted=True):
+        for chunk in read(spec, source, task.start_at, end, trusted=True):
             if chunk.span is not None:
                 chunk.span = dataclasses.replace(chunk.span, asked_start=start)
             yield chunk
@@ -94,7 +116,7 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
     if source.error is not None:
         yield _unreadable(source, 0, 0, *source.error)
         return
-    progress = _Progress(source, start, end)
+    progress = Progress(source, start, end)
     try:
         file = open_input(source)
         try:
@@ -132,7 +154,7 @@ def _unreadable(source: Input, position: int, length: int, reason: str, text: st
     return Chunk(dead=[letter], num_bytes=length)
 
 
-class _Progress:
+class Progress:
     """How far a range was read, so that a failure costs exactly the rest of it."""
 
     def __init__(self, source: Input, start: int, end: int) -> None:
@@ -181,10 +203,10 @@ def _cut(chunk: Chunk, limit: int) -> Chunk:
     return dataclasses.replace(chunk, records=records, positions=positions, dead=dead, num_bytes=num_bytes)
 
 
-def _to_batch(task: ShardTask, sequence: int, source: Input, chunk: Chunk) -> RecordBatch:
+def _to_batch(task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:
     return RecordBatch(
         task,
-        sequence,
+        0,
         source=source,
         records=chunk.records,
         positions=chunk.positions,

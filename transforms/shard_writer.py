@@ -20,6 +20,7 @@ from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit
 from transforms.store import OutputError, Spool, Store
+from transforms.tries import forget_tries, unmark_try
 
 _DIGEST_BYTES = 1 << 20
 _PAYLOAD_OPTIONS = "group_size:1,zstd:3"
@@ -99,6 +100,7 @@ class ShardWriter:
         self._letters = _DeadLetterFiles(self)
         self._dropped: Counter[str] = Counter()
         self._dead: Counter[str] = Counter()
+        self._try = 0
 
     def add(self, batch: RecordBatch) -> None:
         """Takes the next batch.
@@ -106,6 +108,7 @@ class ShardWriter:
         Raises:
             OutputError: It cannot be written.
         """
+        self._try = batch.try_number
         if batch.source is not None:
             self._enter(batch)
         if batch.records:
@@ -136,6 +139,7 @@ class ShardWriter:
         winner = commit(self._store, self._spec, mine)
         if winner is not mine:
             self._delete_files()
+        forget_tries(self._store, self._spec, self._task.shard, self._try)
         return winner.to_info(self._task)
 
     def abandon(self) -> None:
@@ -144,6 +148,9 @@ class ShardWriter:
             self._part.abandon()
         self._letters.abandon()
         self._delete_files()
+        if self._try:
+            with contextlib.suppress(OSError):
+                unmark_try(self._store, self._spec, self._task.shard, self._try)
 
     def new_name(self, base: str) -> str:
         """Returns a name in the attempt's folder and remembers it for deletion."""

@@ -10,10 +10,12 @@ from apache_beam.coders import registry
 from apache_beam.coders.coders import FastPrimitivesCoder
 from apache_beam.pvalue import PCollection
 
+from transforms.budget import Budget, RunningTotals, call_off
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
 from transforms.generations import open_job_store
 from transforms.ledger import committed_info
 from transforms.shard_writer import ShardWriter
+from transforms.tries import unmark_try
 
 
 class BrokenSequenceError(RuntimeError):
@@ -60,6 +62,7 @@ class _WriteShardsFn(beam.DoFn):
 
     def setup(self) -> None:
         self._store = open_job_store(self._spec)
+        self._totals = RunningTotals(Budget.of(self._spec))
 
     def start_bundle(self) -> None:
         self._writer: ShardWriter | None = None
@@ -69,7 +72,11 @@ class _WriteShardsFn(beam.DoFn):
     def process(self, batch: RecordBatch) -> Iterator[ShardInfo]:
         self._check_sequence(batch)
         if batch.committed:
-            yield committed_info(self._store, self._spec, batch.task)
+            yield self._judge(committed_info(self._store, self._spec, batch.task))
+            return
+        if batch.not_run:
+            self._abandon_try(batch)
+            yield ShardInfo(batch.task, 0, {}, not_run=True)
             return
         if self._writer is None:
             self._writer = ShardWriter(self._store, self._spec, batch.task)
@@ -82,7 +89,7 @@ class _WriteShardsFn(beam.DoFn):
             self._abandon()
             raise
         self._writer = None
-        yield info
+        yield self._judge(info)
 
     def finish_bundle(self) -> None:
         if self._writer is not None:
@@ -107,6 +114,18 @@ class _WriteShardsFn(beam.DoFn):
             f"{what} (expected batch {self._expected} of shard {self._shard}): the transform before {self._label!r} "
             "regroups elements; keep ReadRecords, ApplySteps and WriteShards next to one another"
         )
+
+    def _judge(self, info: ShardInfo) -> ShardInfo:
+        """Calls the job off if the shards of this worker alone break the budget."""
+        broken = self._totals.add_info(info)
+        if broken is not None:
+            call_off(self._store, broken)
+        return info
+
+    def _abandon_try(self, batch: RecordBatch) -> None:
+        self._abandon()
+        if batch.try_number:
+            unmark_try(self._store, self._spec, batch.task.shard, batch.try_number)
 
     def _abandon(self) -> None:
         if self._writer is not None:

@@ -19,12 +19,12 @@ from transforms.books import (
     add_rows,
     add_up,
     append_row,
-    dead_fraction,
     edges_of,
     file_outcome,
     is_balanced,
     judge,
 )
+from transforms.budget import Budget, dead_fraction
 from transforms.elements import Input, ShardInfo, Span
 from transforms.plan import cut_shards
 
@@ -261,7 +261,7 @@ def books(**changes: Any) -> JobBooks:
 
 class TestJudge:
     def test_clean_job_is_done(self) -> None:
-        verdict = judge(books(), 0.1, None)
+        verdict = judge(books(), Budget(0.1, None))
         assert (verdict.status, verdict.message) == ("done", "")
         assert verdict.dead_fraction == {"records": 0.0, "bytes": 0.0, "files": 0.0}
 
@@ -277,7 +277,7 @@ class TestJudge:
         ],
     )
     def test_the_worst_of_records_bytes_and_files_counts(self, changes: dict[str, int], status: str, kind: str) -> None:
-        verdict = judge(books(**changes), 0.1, None)
+        verdict = judge(books(**changes), Budget(0.1, None))
         assert verdict.status == status
         if status == "over_budget":
             assert f"of {kind} are dead" in verdict.message
@@ -285,18 +285,18 @@ class TestJudge:
 
     @pytest.mark.parametrize(("dead", "status"), [(0, "done"), (5, "done"), (6, "over_budget")])
     def test_count_of_dead_letters(self, dead: int, status: str) -> None:
-        verdict = judge(books(records_dead=dead), 1.0, 5)
+        verdict = judge(books(records_dead=dead), Budget(1.0, 5))
         assert verdict.status == status
         assert status == "done" or verdict.message == "6 dead letters; dead_letters.max_count allows 5"
 
     def test_count_of_zero_allows_none(self) -> None:
-        assert judge(books(records_dead=1), 1.0, 0).status == "over_budget"
+        assert judge(books(records_dead=1), Budget(1.0, 0)).status == "over_budget"
 
     def test_fraction_of_one_allows_all_but_nothing_written_is_no_success(self) -> None:
-        assert judge(books(records_dead=1000), 1.0, None).status == "nothing_written"
-        assert judge(books(records_dropped=1000), 1.0, None).status == "nothing_written"
+        assert judge(books(records_dead=1000), Budget(1.0, None)).status == "nothing_written"
+        assert judge(books(records_dropped=1000), Budget(1.0, None)).status == "nothing_written"
         assert (
-            judge(books(records_read=0, files_read=0, files_empty=10, bytes_read=0), 0.1, None).status
+            judge(books(records_read=0, files_read=0, files_empty=10, bytes_read=0), Budget(0.1, None)).status
             == "nothing_written"
         )
 
@@ -305,14 +305,14 @@ class TestJudge:
         unbalanced = books()
         unbalanced.totals[name] += 1
         assert not is_balanced(unbalanced.totals)
-        verdict = judge(unbalanced, 1.0, None)
+        verdict = judge(unbalanced, Budget(1.0, None))
         assert verdict.status == "unbalanced"
         assert str(unbalanced.totals[name]) in verdict.message
 
     def test_ranges_apart_are_no_success(self) -> None:
         apart = books()
         apart.apart.append((info_of(7, []), 120))
-        verdict = judge(apart, 1.0, None)
+        verdict = judge(apart, Budget(1.0, None))
         assert verdict.status == "unbalanced"
         assert "[7]" in verdict.message
 

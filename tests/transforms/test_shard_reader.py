@@ -102,7 +102,7 @@ def test_inputs_are_read_in_order_and_an_empty_batch_ends_the_shard(tmp_path: Pa
     assert records_of(batches) == payloads[0] + payloads[1] + payloads[2]
     assert [batch.source and batch.source.index for batch in batches] == [0, 0, 1, 1, 2, 2, None]
     assert [batch.span for batch in batches if batch.span] == [Span(0, 360, 0, 360)] * 3
-    assert batches[-1] == RecordBatch(job.task, 6, last=True)
+    assert batches[-1] == RecordBatch(job.task, 6, last=True, try_number=1)
     assert sum(batch.num_bytes for batch in batches) == 3 * 360
 
 
