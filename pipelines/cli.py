@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -125,10 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "convert":
-        with without_collecting():
-            from pipelines import convert
-
-        return convert.run(args, unknown)
+        return _convert(args, unknown)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
@@ -142,3 +140,17 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     from pipelines import report
 
     return report.run(args.output, as_json=args.json)
+
+
+def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
+    """Runs convert; the process for the pipeline loads its libraries while this one loads its own and plans."""
+    from pipelines import local_runner
+    from pipelines.supervisor import JobProcess
+
+    with contextlib.ExitStack() as ending:
+        process = None
+        if not args.dry_run and args.workers != "0" and local_runner.is_local(unknown):
+            process = ending.enter_context(JobProcess())
+        with without_collecting():
+            from pipelines import convert
+        return convert.run(args, unknown, process)

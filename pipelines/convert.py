@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,25 +19,29 @@ from pipelines.config import JobConfig, load_config, parse_change, parse_step
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, FAILED, STATUS_CODES, UsageError
 from pipelines.job_log import log_to_job
+from pipelines.job_process import Order
 from pipelines.output import check_output, is_published, prepare_output
 from pipelines.plan_job import PlannedJob, plan_job, planned_shards
-from pipelines.progress import show_progress
+from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
 from pipelines.signals import stop_on_signals
+from pipelines.supervisor import JobProcess, run_supervised
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import CONFIG_NAME, build_report, read_report
 from transforms.steps.load import StepError, load_steps
 from transforms.store import OutputError, Store, open_store
+from transforms.tries import forget_marks
 
 _LOGGER = logging.getLogger("gristmill")
 
 
-def run(args: argparse.Namespace, unknown: list[str]) -> int:
+def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
     """Runs `gristmill convert`.
 
     Args:
         args: Parsed arguments.
         unknown: Arguments that are not ours; Beam's, or mistakes.
+        process: Process for a local pipeline; None to run it in this one.
 
     Returns:
         The exit status.
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace, unknown: list[str]) -> int:
             report = read_report(store)
             print(f"{store.root} is complete: nothing left to do")
             return _conclude(store, report)
-        return _convert(store, config, job, flags, workers)
+        return _convert(store, config, job, flags, workers, process)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:
@@ -115,13 +120,22 @@ def _open_output(config: JobConfig) -> Store:
         raise UsageError(f"write.output: {error}") from error
 
 
-def _convert(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
+def _convert(
+    store: Store,
+    config: JobConfig,
+    job: PlannedJob,
+    flags: list[str],
+    workers: int | None,
+    process: JobProcess | None,
+) -> int:
     """Holds the lock, runs the pipeline and reports."""
     try:
         with JobLock(store), log_to_job(store), stop_on_signals():
-            return _convert_locked(store, config, job, flags, workers)
+            return _convert_locked(store, config, job, flags, workers, process)
     except LockedError as error:
-        print(f"gristmill convert: {error}; wait for it, or stop it", file=sys.stderr)
+        watch = JobWatch(store, job.spec)
+        watch.look()
+        print(f"gristmill convert: {error}; wait for it, or stop it. {watch.describe()}", file=sys.stderr)
         return FAILED
     except OutputError as error:
         print(f"gristmill convert: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
@@ -131,23 +145,34 @@ def _convert(store: Store, config: JobConfig, job: PlannedJob, flags: list[str],
         return FAILED
 
 
-def _convert_locked(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
+def _convert_locked(
+    store: Store,
+    config: JobConfig,
+    job: PlannedJob,
+    flags: list[str],
+    workers: int | None,
+    process: JobProcess | None,
+) -> int:
     prepare_output(store, job)
     store.put(CONFIG_NAME, json.dumps(config.model_dump(), indent=1).encode())
     spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
     for note in job.header["notes"]:
         _LOGGER.info(note)
-    spread = 1
+    spread, count = 1, 0
     if local_runner.is_local(flags):
         count = _choose_workers(job, flags, workers)
         flags = local_runner.local_flags(flags, count)
         spread = max(1, count)
     _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, _describe(flags))
     try:
-        with show_progress(store, spec.num_shards):
-            local_runner.run_pipeline(spec, flags, spread)
+        with watch_job(store, spec):
+            if process is None or not local_runner.is_local(flags):
+                local_runner.run_pipeline(spec, flags, spread)
+            else:
+                run_supervised(store, Order(spec, flags, count), process)
     except (OutputError, KeyboardInterrupt) as error:
         _LOGGER.error("the job ended early: %s", error or type(error).__name__)
+        forget_marks(store)  # All processes have ended, and none of what it read.
         raise
     report = read_report(store) or build_report(store, spec, job.header)
     counts = (report["records_written"], report["records_dropped"], report["records_dead"])
@@ -172,5 +197,6 @@ def _describe(flags: list[str]) -> str:
 def _conclude(store: Store, report: dict[str, Any] | None) -> int:
     if report is None:
         raise OutputError("the pipeline ended without a report")
-    print_report(store, report)
+    with contextlib.suppress(OSError):  # The terminal may be gone.
+        print_report(store, report)
     return STATUS_CODES[report["status"]]

@@ -6,6 +6,7 @@ import json
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
+from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
@@ -13,6 +14,7 @@ from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
 from transforms.report import MANIFEST_NAME, REPORT_NAME, read_report
 from transforms.store import OutputError, Store
+from transforms.tries import TRIES
 
 
 def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
@@ -114,6 +116,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         _set_old_state_aside(store)
         store.put_file(job.inputs_path, INPUTS_NAME)
         store.put_file(job.plan_path, PLAN_NAME)
+    store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
 
 
@@ -131,7 +134,7 @@ def _set_old_state_aside(store: Store) -> None:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
     for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME):
         store.delete(name)
-    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS):
+    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS, TRIES):
         delete_all(store, [name for name, _ in store.list(prefix)])
 
 

@@ -12,6 +12,7 @@ from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
 from transforms.store import Store
+from transforms.tries import TRIES
 
 REPORT_HTML_NAME = "_gristmill/report.html"
 REPLACED_NAME = "_gristmill/replaced.json"
@@ -40,7 +41,7 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
         report["shards"] = []
     write_report(store, report)
     if verdict.status == "done":
-        delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
+        delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
         store.delete(REPLACED_NAME)
     return report
 
