@@ -96,6 +96,9 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--dry-run", action="store_true", help="print plan, prediction and what the steps do; write nothing"
     )
     run.add_argument("--limit", type=int, metavar="N", help="convert only the first N records")
+    run.add_argument(
+        "--resume-anyway", action="store_true", help="keep committed shards though steps or write keys changed"
+    )
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
     run.add_argument(
         "--workers",

@@ -12,7 +12,7 @@ from transforms.finish import REPLACED_NAME, delete_all, read_replaced
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
 from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
-from transforms.report import MANIFEST_NAME, REPORT_NAME, read_report
+from transforms.report import MANIFEST_NAME, REPORT_NAME, changed_keys, read_report
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
@@ -28,11 +28,12 @@ def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
         return
     header = _planned_header(store)
     if header is not None:
-        if header["plan_id"] == job.spec.plan_id:
+        if job.spec.accepts(str(header["plan_id"])):
             return
         raise UsageError(
             f"{store.root} holds the output of another job ({_differences(header, job.header)}); "
-            "take another directory, or pass --overwrite to replace it once the new set is whole"
+            "take another directory, pass --overwrite to replace it once the new set is whole, or pass --resume-anyway "
+            "to keep the shards that are committed"
         )
     foreign = _foreign_file(store, job.spec)
     if foreign is not None:
@@ -74,15 +75,7 @@ def _differences(old: dict[str, object], new: dict[str, object]) -> str:
     before, after = old["fingerprint"], new["fingerprint"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    changed: list[str] = []
-    for key in after:
-        one, other = before.get(key), after[key]
-        if one == other:
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            changed += [f"{key}.{inner}" for inner in other if one.get(inner) != other[inner]]
-        else:
-            changed.append(key)
+    changed = changed_keys(before, after)
     return f"{', '.join(changed)} changed" if changed else "its plan differs"
 
 
@@ -112,7 +105,9 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     """
     store.clean()
     header = _planned_header(store)
-    if header is None or header["plan_id"] != job.spec.plan_id:
+    if header is not None and header["plan_id"] in job.spec.earlier_plans:
+        store.put_file(job.plan_path, PLAN_NAME)
+    elif header is None or header["plan_id"] != job.spec.plan_id:
         _set_old_state_aside(store)
         store.put_file(job.inputs_path, INPUTS_NAME)
         store.put_file(job.plan_path, PLAN_NAME)
