@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import email.utils
+import http.cookiejar
 import logging
 import threading
 from collections.abc import Callable
@@ -124,7 +125,9 @@ class HttpClient:
         limits = httpx.Limits(
             max_connections=self._bounds.max_in_flight, max_keepalive_connections=self._bounds.max_in_flight
         )
-        return httpx.AsyncClient(timeout=None, limits=limits)
+        # No call depends on the one before, and none is pinned to one of many servers: cookies are not kept.
+        cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+        return httpx.AsyncClient(timeout=None, limits=limits, cookies=cookies)
 
     async def _shut(self) -> None:
         assert self._client is not None

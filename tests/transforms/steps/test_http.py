@@ -97,6 +97,12 @@ class TestOneCall:
         assert [step(b"%d" % number) for number in range(10)] == [b"%d" % number for number in range(10)]
         assert len(ports) == 1
 
+    def test_no_call_depends_on_the_one_before(self, service: Service, post: Callable[..., Post]) -> None:
+        service.answer = lambda call: call.reply(200, call.body, Set_Cookie="backend=7; Path=/")
+        step = post()
+        assert [step(b"a"), step(b"b")] == [b"a", b"b"]
+        assert [call.headers.get("cookie") for _, call in service.seen] == [None, None]
+
     def test_a_compressed_answer_is_decompressed(self, service: Service, post: Callable[..., Post]) -> None:
         service.answer = lambda call: call.reply(200, gzip.compress(call.body * 1000), Content_Encoding="gzip")
         assert post()(b"a") == b"a" * 1000
