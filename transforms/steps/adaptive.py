@@ -88,7 +88,7 @@ class AdaptiveLimit:
         """
         with self._changed:
             self._paused_until = max(self._paused_until, self._clock() + pause_secs)
-            if started == self._round:
+            if started == self._round and not self._closed:  # Calls that are cut off at the end say nothing.
                 self._round += 1
                 before, self._limit = self.limit, max(1.0, self._limit / 2)
                 self._log(before, why, pause_secs)

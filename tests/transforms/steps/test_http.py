@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -597,3 +599,22 @@ class TestJob:
         ]
         assert jobs.content(tmp_path / "bad") == jobs.content(tmp_path / "good")
         assert service.peak <= 2 * 4
+
+    def test_can_be_stopped_while_calls_hang_and_goes_on_later(self, service: Service, tmp_path: Path) -> None:
+        for number, records in enumerate(self.records()):
+            jobs.write_tfrecord(tmp_path / f"in/{number}.tfrecord", records)
+        every = [record for records in self.records() for record in records]
+        service.faults = {record: [never] for record in every[70:74]}  # All calls of the second shard hang.
+        arguments = self.arguments(service, tmp_path, "out")
+        command = [*jobs.GRISTMILL, "convert", "--workers", "0", *map(str, arguments)]
+        with subprocess.Popen(command, cwd=tmp_path, env=jobs.environment(), stderr=subprocess.PIPE) as job:
+            while not all(service.calls[record] for record in every[70:74]):
+                time.sleep(0.02)
+            job.send_signal(signal.SIGTERM)
+            _, printed = job.communicate(timeout=TIMEOUT_SECS)
+        assert job.returncode == 1
+        assert b"stopped. Nothing is lost" in printed
+        committed = len(list((tmp_path / "out/_gristmill/shards").glob("*.json")))
+        assert jobs.convert(*arguments) == 0
+        assert jobs.records(tmp_path / "out") == [record.upper() for record in every]
+        assert [service.calls[record] for record in every].count(1) >= 60 * committed >= 60
