@@ -19,7 +19,7 @@ from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
 from transforms.repeat import find_apart, repeat_shard
 from transforms.steps.apply import ApplySteps
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 from transforms.write import WriteShards
 
 
@@ -77,6 +77,9 @@ class _RepeatShardFn(beam.DoFn):
     def setup(self) -> None:
         self._store = open_job_store(self._spec)
         self._chain = load_chain(self._spec)
+
+    def teardown(self) -> None:
+        self._chain.close()
 
     def process(self, element: tuple[int, Iterable[ShardTask]]) -> Iterator[ShardInfo]:
         for task in element[1]:

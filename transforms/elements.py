@@ -91,6 +91,7 @@ class JobSpec:
         max_fraction: Budget: largest fraction of dead records, bytes or files.
         max_count: Budget: largest number of dead letters; None for no bound.
         limit: Read at most this many records of the shard; 0 for all.
+        rate_share: Part of every step's `max_per_sec` that is this machine's, where several share it.
         started_at: Unix time at which this run began, for the report.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
     """
@@ -115,6 +116,7 @@ class JobSpec:
     max_fraction: float = 0.1
     max_count: int | None = None
     limit: int = 0
+    rate_share: float = 1.0
     started_at: float = 0.0
     generation: str = ""
 

@@ -11,7 +11,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 
 
 @dataclasses.dataclass
@@ -41,6 +41,9 @@ class _ApplyStepsFn(beam.DoFn):
         self._counters = {key: Metrics.counter(name, key) for key in ("read", "written", "added", "dropped", "dead")}
         self._millis = Metrics.counter(name, "milliseconds")
         self._sequence = 0
+
+    def teardown(self) -> None:
+        self._chain.close()
 
     def process(self, batch: RecordBatch) -> Iterator[RecordBatch]:
         if batch.sequence == 0:

@@ -37,6 +37,40 @@ class Step:
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
 
 
+def must_isolate(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> bool:
+    """Whether the options of a chain ask for a process that can be killed.
+
+    A step may set `own_deadline = True` (as an attribute of the function or class), if it takes `timeout_secs` itself
+    and keeps to it, as HTTP calls can. Steps are only imported where that has to be known.
+
+    Raises:
+        StepError: A step does not exist.
+    """
+    _extend_path(import_paths)
+    numbered = [(f"steps[{number}]", step, split_options(step)[0]) for number, step in enumerate(steps)]
+    if any(options.isolate or options.max_memory_bytes is not None for _, _, options in numbered):
+        return True
+    return any(
+        options.timeout_secs is not None and not _has_own_deadline(_import(where, _target(where, step)[1]))
+        for where, step, options in numbered
+    )
+
+
+def step_name(step: dict[str, Any]) -> str:
+    """Returns the name of a step of the config."""
+    return str(step["call"] if "call" in step else step["use"])
+
+
+def _has_own_deadline(found: Any) -> bool:
+    return getattr(found, "own_deadline", False) is True
+
+
+def _extend_path(import_paths: Iterable[str]) -> None:
+    for path in import_paths:
+        if path not in sys.path:
+            sys.path.append(path)
+
+
 def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> list[Step]:
     """Imports the steps of a chain.
 
@@ -48,9 +82,7 @@ def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> 
     Raises:
         StepError: A step does not exist, or does not take its parameters.
     """
-    for path in import_paths:
-        if path not in sys.path:
-            sys.path.append(path)
+    _extend_path(import_paths)
     return [_load_step(f"steps[{number}]", step) for number, step in enumerate(steps)]
 
 
@@ -58,6 +90,9 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     name, target = _target(where, step)
     found = _import(where, target)
     options, parameters = split_options(step)
+    if _has_own_deadline(found) and options.timeout_secs is not None:
+        parameters["timeout_secs"] = options.timeout_secs
+        options = dataclasses.replace(options, timeout_secs=None)
     if inspect.isclass(found):
         return Step(name, _make(f"{where}: {name}", found, parameters), options)
     try:
@@ -81,9 +116,9 @@ def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> 
 
 
 def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
+    name = step_name(step)
     if "call" in step:
-        return str(step["call"]), str(step["call"])
-    name = str(step["use"])
+        return name, name
     if name not in BUILT_IN:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}"
