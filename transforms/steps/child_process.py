@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from transforms.elements import JobSpec
 from transforms.steps import exchange as shared
@@ -143,8 +144,7 @@ class ChildProcess:
                 except BlockingIOError:
                     self._wait_for(self._space, None)
                 except BrokenPipeError:
-                    self._wait_for(self._end, _CLOSE_SECS)  # It is ending; the warden tells how.
-                    raise ChildEndedError(self._ending()) from None
+                    self._await_end()
 
     def wait(self, timeout_secs: float | None) -> bytes | None:
         """Returns its next event, None if there is none in time.
@@ -152,7 +152,9 @@ class ChildProcess:
         Raises:
             ChildEndedError: It has ended.
         """
-        return os.read(self._signals, 1) if self._wait_for(self._events, timeout_secs) else None
+        if not self._wait_for(self._events, timeout_secs):
+            return None
+        return os.read(self._signals, 1) or self._await_end()  # Nothing to read means that all writers are gone.
 
     def go_on(self) -> None:
         """Answers that its frames have been read."""
@@ -198,6 +200,11 @@ class ChildProcess:
                 left -= step or 0
                 if left <= 0:
                     return False
+
+    def _await_end(self) -> NoReturn:
+        """Waits until the warden has told how the process ended, and raises it."""
+        self._wait_for(self._end, _CLOSE_SECS)
+        raise ChildEndedError(self._ending())
 
     def _ending(self) -> Ending:
         _kill_group(self._process.pid)
