@@ -9,6 +9,7 @@ from pipelines.local_runner import estimate_cpu_secs
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
 from transforms.steps.job_chain import Chain, load_chain
+from transforms.steps.rate import forget_rates
 
 _SHOWN_RECORDS = 5
 _SHOWN_BYTES = 100
@@ -39,6 +40,7 @@ def _show_steps(spec: JobSpec, records: list[bytes]) -> None:
     with contextlib.closing(load_chain(spec)) as chain:
         for number, record in enumerate(records):
             _show_record(spec, chain, number, record)
+    forget_rates(spec.plan_id, len(spec.steps))
 
 
 def _show_record(spec: JobSpec, chain: Chain, number: int, record: bytes) -> None:

@@ -46,7 +46,7 @@ def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
 def spec_to_header(spec: JobSpec) -> dict[str, Any]:
     """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
     fields = dataclasses.asdict(spec)
-    for name in ("root", "started_at", "import_paths", "max_fraction", "max_count"):
+    for name in ("root", "started_at", "import_paths", "rate_share", "max_fraction", "max_count"):
         del fields[name]
     return fields
 

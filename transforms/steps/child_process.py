@@ -94,19 +94,19 @@ class ChildProcess:
             raise
 
     def _start(self, memory_fd: int) -> None:
-        theirs: list[int] = []
-        try:
-            input_read, self._input = os.pipe()
-            self._signals, signal_write = os.pipe()
-            life_read, self._life = os.pipe()
-            theirs = [input_read, signal_write, life_read, memory_fd]
-            command = [sys.executable, "-P", str(_PROGRAM), *map(str, theirs), json.dumps(sys.path)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=theirs, start_new_session=True)
-        except OSError as error:
-            raise StepError(f"the process for isolated steps cannot be started: {error}") from error
-        finally:
-            for fd in theirs[:3]:
-                os.close(fd)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            input_read, self._input = _open_pipe(theirs, ours)
+            self._signals, signal_write = _open_pipe(ours, theirs)
+            life_read, self._life = _open_pipe(theirs, ours)
+            fds = (input_read, signal_write, life_read, memory_fd)
+            command = [sys.executable, "-P", str(_PROGRAM), *map(str, fds), json.dumps(sys.path)]
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
+                )
+            except OSError as error:
+                raise StepError(f"the process for isolated steps cannot be started: {error}") from error
+            ours.pop_all()
         os.set_blocking(self._input, False)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._input, fcntl.F_SETPIPE_SZ, ARENA_BYTES)  # A batch goes through without a pause.
@@ -231,6 +231,14 @@ def status_name(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
+
+
+def _open_pipe(read_owner: contextlib.ExitStack, write_owner: contextlib.ExitStack) -> tuple[int, int]:
+    """Returns the ends of a new pipe; each is closed with its owner."""
+    read_fd, write_fd = os.pipe()
+    read_owner.callback(os.close, read_fd)
+    write_owner.callback(os.close, write_fd)
+    return read_fd, write_fd
 
 
 def _open_pidfd(pid: int) -> int | None:

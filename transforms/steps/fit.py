@@ -9,7 +9,7 @@ from typing import Any
 
 from transforms.dead_letters import BadRecordError
 from transforms.elements import JobSpec
-from transforms.steps.load import Step
+from transforms.steps.load import Step, StepError
 from transforms.steps.rate import RateLimiter
 
 FIRST_PAUSE_SECS = 0.1
@@ -22,6 +22,9 @@ def fit_steps(steps: Iterable[Step], spec: JobSpec) -> list[Step]:
     Args:
         steps: In order.
         spec: The job.
+
+    Raises:
+        StepError: The temporary folder cannot hold the file of a rate.
     """
     return [_fit(spec, number, step) for number, step in enumerate(steps)]
 
@@ -29,7 +32,10 @@ def fit_steps(steps: Iterable[Step], spec: JobSpec) -> list[Step]:
 def _fit(spec: JobSpec, number: int, step: Step) -> Step:
     call, options = step.call, step.options
     if options.max_per_sec is not None:
-        call = RateLimiter(spec.plan_id, number, options.max_per_sec * spec.rate_share).limit(call)
+        try:
+            call = RateLimiter(spec.plan_id, number, options.max_per_sec * spec.rate_share).limit(call)
+        except OSError as error:
+            raise StepError(f"steps[{number}]: max_per_sec needs a file: {error}") from error
     if options.retries:
         call = retry(call, options.retries)
     return step if call is step.call else dataclasses.replace(step, call=call)

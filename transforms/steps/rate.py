@@ -27,11 +27,15 @@ class RateLimiter:
         job: Identity of the job.
         step: Number of the step.
         per_sec: Calls a second.
+
+    Raises:
+        OSError: The file cannot be used.
     """
 
     def __init__(self, job: str, step: int, per_sec: float) -> None:
         self._distance_ns = max(1, round(1e9 / per_sec))
         self._path = _path(job, step)
+        os.close(self._open())
 
     def limit(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a call that waits for its turn."""
@@ -51,7 +55,7 @@ class RateLimiter:
     def _turn(self) -> int:
         """Takes the next free time."""
         # Opened for each call, since the lock belongs to the opened file: threads exclude one another like processes.
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = self._open()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             now = time.monotonic_ns()
@@ -63,6 +67,9 @@ class RateLimiter:
             return turn
         finally:
             os.close(fd)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def forget_rates(job: str, num_steps: int) -> None:

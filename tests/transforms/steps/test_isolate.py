@@ -336,3 +336,28 @@ def test_dry_run_honours_isolation(steps: Steps) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "becomes 2 bytes b'a!'" in done.stdout
     assert "dead    odd_steps:Act: process_died" in done.stdout
+
+
+@pytest.mark.parametrize(("workers", "number"), [("0", signal.SIGTERM), ("2", signal.SIGINT)])
+def test_job_that_is_stopped_with_all_its_processes_blames_no_record(
+    workers: str, number: signal.Signals, steps: Steps
+) -> None:
+    """As a service manager stops it: the same signal to everything at once."""
+    records = [b"x%d" % number for number in range(20)]
+    jobs.write_tfrecord(steps.folder / "in/f.tfrecord", [*records, b"hang"])
+    step = f"odd_steps:Act,log={steps.folder}/log,isolate=true"
+    command = ["convert", "--input", "in/*", "--output", "out", "--shards", "1", "--workers", workers, "--step", step]
+    job = subprocess.Popen([*jobs.GRISTMILL, *command], cwd=steps.folder, env=jobs.environment())
+    log = steps.folder / "log"
+    wait_until(lambda: log.exists() and steps.calls()[-1:] == [b"hang"])
+    everything = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
+    for process in everything:
+        process.send_signal(number)
+    assert job.wait(60) == 1
+    wait_until(lambda: not any(process.is_running() for process in everything))
+    assert list((steps.folder / "out/_gristmill").glob("shards/*")) == []
+    log.unlink()
+    (steps.folder / "odd_steps.py").write_text(MODULE.replace('"hang": lambda: time.sleep(1000)', '"hang": int'))
+    assert jobs.spawn([*command, "--overwrite"], cwd=steps.folder).returncode == 0
+    assert jobs.records(steps.folder / "out") == [record + b"!" for record in [*records, b"hang"]]
+    assert jobs.dead_letters(steps.folder / "out") == []
