@@ -27,7 +27,9 @@ from transforms.steps.options import split_options
 _MAX_STRIKES = 3
 """So often may the process end without having begun a record, before the next record is held responsible."""
 
+_SAID_CHARS = 1_000
 _ASK_AGAIN_SECS = 1.0
+_MAX_WAIT_SECS = 3600.0
 _STOP_NOTICE_SECS = 1.0
 _STOP_SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP"}
 _OUT_OF_MEMORY = re.compile(
@@ -127,7 +129,7 @@ class IsolatedChain:
     def _wait(self, child: ChildProcess) -> bytes:
         """Returns the next event; meanwhile has the process ended when a step runs for too long."""
         pause: float | None = self._secs_left(child)
-        while (event := child.wait(pause)) is None:
+        while (event := child.wait(None if pause is None else min(pause, _MAX_WAIT_SECS))) is None:
             pause = self._secs_left(child)
             if pause is not None and pause <= 0:
                 child.ask_to_end()
@@ -176,7 +178,8 @@ class IsolatedChain:
         step = ending.step or 0
         reason, error_type, error = self._verdict(ending, step, killed_for_memory)
         where = f" (at item {ending.item} of its iterator)" if ending.item and ending.step is not None else ""
-        said = f"; it said: {ending.stderr.strip()}" if ending.stderr.strip() and not ending.timed_out else ""
+        said = ending.stderr.strip()[-_SAID_CHARS:]
+        said = f"; it said: {said}" if said and not ending.timed_out else ""
         trace = ending.trace.partition("\n\n")[2] if ending.timed_out else ending.trace  # It was made to abort.
         trace = safe_text(trace, MAX_TRACEBACK_CHARS)
         return Failure(self._names[step], reason, error_type, safe_text(error + where + said, MAX_ERROR_CHARS), trace)

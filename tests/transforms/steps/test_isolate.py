@@ -116,6 +116,16 @@ class TestOneRecord:
         assert ("at item 3" in letter.error) == (action in ("hang", "segv"))
         check_books(batches, 3)
 
+    def test_kill_by_the_kernel_for_want_of_memory_is_told_from_others(
+        self, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(isolate, "_count_oom_kills", itertools.count().__next__)
+        [letter] = letters(steps.run([b"kill"]))
+        assert (letter.reason, letter.error_type) == ("memory", "SIGKILL")
+
+    def test_bound_of_many_years_is_a_bound(self, steps: Steps) -> None:
+        assert outputs(steps.run([b"a"], steps.act(timeout_secs=1e12))) == [b"a!"]
+
     def test_stop_of_the_job_is_nobodys_fault(self, steps: Steps) -> None:
         isolate.note_stop()
         try:
