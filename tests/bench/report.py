@@ -48,10 +48,16 @@ class Target:
 
 
 class Results:
-    """All measured cases, found by section and row."""
+    """All measured cases, found by section and row.
 
-    def __init__(self, cases: Iterable[Case]) -> None:
+    Args:
+        cases: The cases.
+        isolation_us: What isolation adds to a record of 1 KB, in microseconds; None if it was not measured.
+    """
+
+    def __init__(self, cases: Iterable[Case], isolation_us: float | None = None) -> None:
         self.cases = list(cases)
+        self.isolation_us = isolation_us
         self._by_name = {(case.section, case.row): case for case in self.cases}
 
     def sections(self, kind: str) -> list[str]:
@@ -126,6 +132,9 @@ def all_targets(results: Results) -> Iterable[Target]:
     yield from _memory_limits(results)
     yield from _memory_growth(results)
     yield from _start_up(results)
+    if results.isolation_us is not None:
+        figure = f"{results.isolation_us:.1f} us a record"
+        yield Target("isolation: beyond a plain step, 1 KB records", figure, "<= 30 us", results.isolation_us <= 30)
 
 
 def workers_row(workers: int) -> str:

@@ -23,6 +23,7 @@ if __package__ in (None, ""):
 
 from tests.bench import jobs, report
 from tests.bench.datagen import Dataset, make_dataset
+from tests.bench.isolation import measure_isolation
 from tests.bench.jobs import Case
 from tests.bench.measure import become_subreaper
 
@@ -66,6 +67,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--scaling-runs", type=int, default=3, help="counted runs of each of those rows")
     add("--memory-bytes", type=parse_sizes, default="0.5GB,4GB", help=MEMORY_HELP)
     add("--memory-workers", type=int, default=os.cpu_count() or 1, help="workers of those rows")
+    add("--isolation-batches", type=int, default=200, help="batches to measure isolated steps on, 0 for none")
     add("--gristmill", default=beside, help="the command to measure")
     add("--sdk-python", default=None, help=f"Python that has the Beam SDK, made by: {SDK_INSTALL}")
     add("--sdk-runs", type=int, default=1, help="counted runs of the SDK's rows, 0 for no rows")
@@ -87,7 +89,8 @@ def main(argv: list[str] | None = None) -> int:
             cases += made
             if not (args.work or args.keep):
                 shutil.rmtree(work / "data", ignore_errors=True)
-    results = report.Results(cases)
+    isolation_us = measure_isolation(args.isolation_batches) if args.isolation_batches else None
+    results = report.Results(cases, isolation_us)
     print(describe(), report.format_table(results), "", report.format_targets(results), sep="\n")
     return int(any(case.failed for case in cases))
 
