@@ -60,7 +60,7 @@ OUTCOMES = st.builds(
 
 
 @given(outcomes=st.lists(OUTCOMES, max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_outcomes_come_through(outcomes: list[Outcome]) -> None:
     fd = make_memory()
     memory = Exchange(fd)

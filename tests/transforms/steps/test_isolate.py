@@ -348,9 +348,8 @@ def test_dry_run_honours_isolation(steps: Steps) -> None:
     assert "dead    odd_steps:Act: process_died" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("workers", "number"), [("0", signal.SIGTERM), pytest.param("2", signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "number"), [("0", signal.SIGTERM), ("2", signal.SIGINT)])
 def test_job_that_is_stopped_with_all_its_processes_blames_no_record(
     workers: str, number: signal.Signals, steps: Steps
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ call.own_deadline = True
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     (tmp_path / "odd_steps.py").write_text(MODULE + DEADLINES)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield Steps(tmp_path)
     sys.modules.pop("odd_steps", None)
 
