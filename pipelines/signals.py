@@ -75,8 +75,15 @@ def end_children(pid: int) -> None:
 
 def _descendants(pid: int) -> Iterator[int]:
     """Yields the descendants of a process, each before its own children."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+    for child in children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of a process. Linux only; elsewhere none are found."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _descendants(child)
+            found += map(int, path.read_text().split())
+    return found
