@@ -24,7 +24,7 @@ from pipelines.output import check_output, is_published, prepare_output
 from pipelines.plan_job import PlannedJob, plan_job, planned_shards
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
-from pipelines.resume import resume_anyway
+from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.signals import stop_on_signals
 from pipelines.space import check_space
 from pipelines.supervisor import JobProcess, run_supervised
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
             return DONE
         job = plan_job(config, limit=args.limit or 0, scratch=scratch)
+        job = recall_earlier_plans(store, job)
         if args.resume_anyway:
             job = resume_anyway(store, job)
         check_output(store, job, overwrite=args.overwrite)

@@ -14,6 +14,24 @@ from transforms.store import Store
 _PIECE_BYTES = 1 << 20
 
 
+def recall_earlier_plans(store: Store, job: PlannedJob) -> PlannedJob:
+    """Returns the job with the earlier plans whose shards it took as its own when it was resumed before.
+
+    Args:
+        store: The output directory.
+        job: The planned job.
+    """
+    try:
+        with store.open(PLAN_NAME) as plan:
+            header = read_header(plan)
+    except (FileNotFoundError, ValueError):
+        return job
+    if header["plan_id"] != job.spec.plan_id:
+        return job
+    spec = dataclasses.replace(job.spec, earlier_plans=tuple(header["spec"].get("earlier_plans", ())))
+    return dataclasses.replace(job, spec=spec)
+
+
 def resume_anyway(store: Store, job: PlannedJob) -> PlannedJob:
     """Returns the job as one that takes the shards of the job before it as its own.
 
@@ -27,7 +45,7 @@ def resume_anyway(store: Store, job: PlannedJob) -> PlannedJob:
     try:
         with store.open(PLAN_NAME) as old, open(job.plan_path, "rb") as new:
             header = read_header(old)
-            if header["plan_id"] == job.spec.plan_id:
+            if job.spec.accepts(header["plan_id"]):
                 return job
             _check_same_cuts(header, job.header, old, new)
     except FileNotFoundError:
@@ -45,7 +63,9 @@ def _check_same_cuts(old: dict[str, Any], new: dict[str, Any], old_plan: BinaryI
             "--resume-anyway keeps committed shards when steps or write keys changed, but here the inputs changed; "
             "pass --append to add new files, or --overwrite to convert everything anew"
         )
-    old_plan.readline(), new_plan.readline()
+    for plan in (old_plan, new_plan):
+        plan.seek(0)
+        plan.readline()
     while True:
         one, other = old_plan.read(_PIECE_BYTES), new_plan.read(_PIECE_BYTES)
         if one != other:

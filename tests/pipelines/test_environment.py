@@ -1,0 +1,112 @@
+"""Faults of the machine: full disks, few descriptors, outputs and inputs that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import jobs
+from pipelines import space
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in range(3):
+        jobs.write_tfrecord(tmp_path / f"in/f{file}", [jobs.payload(file, i) for i in range(100)])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def all_payloads() -> list[bytes]:
+    return [jobs.payload(file, i) for file in range(3) for i in range(100)]
+
+
+class TestSpace:
+    """A disk that the output will not fit on."""
+
+    @pytest.fixture(autouse=True)
+    def _full(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert space.shutil is shutil
+
+    def test_is_foreseen_before_any_work(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert jobs.convert("--input", "in/*", "--output", "out") == 2
+        message = capsys.readouterr().err
+        assert "where 1,000 are free" in message
+        assert "write.check_space=false" in message
+        assert not (folder / "out/_gristmill/plan.jsonl").exists()
+
+    def test_can_be_overruled(self, folder: Path) -> None:
+        assert jobs.convert("--input", "in/*", "--output", "out", "--set", "write.check_space=false") == 0
+        assert jobs.records(folder / "out") == all_payloads()
+
+    def test_is_a_warning_where_steps_may_leave_much_out(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (folder / "passing.py").write_text("def same(value):\n    return value\n")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            assert jobs.convert("--input", "in/*", "--output", "out", "--step", "passing:same") == 0
+        assert "unless its steps leave much out" in caplog.text
+
+
+@pytest.mark.parametrize("workers", ["auto", "2"])
+def test_64_descriptors_are_enough(workers: str, folder: Path) -> None:
+    for file in range(3, 120):
+        jobs.write_tfrecord(folder / f"in/f{file:03d}", [jobs.payload(file % 90, i) for i in range(3)])
+    command = ["convert", "--input", "in/*", "--output", "out", "--shards", "20", "--workers", workers]
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "limited"]
+    done = jobs.spawn(command, cwd=folder, prefix=limited)
+    assert done.returncode == 0, done.stderr
+    assert jobs.report(folder / "out")["records_written"] == 300 + 117 * 3
+    assert jobs.report(folder / "out")["records_dead"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_output_is_found_before_any_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "out").mkdir(mode=0o500)
+    assert jobs.convert("--input", "in/*", "--output", "out") == 2
+    assert "write.output: cannot write" in capsys.readouterr().err
+
+
+def test_dead_letters_that_cannot_be_written_end_the_job(folder: Path) -> None:
+    with (folder / "in/f0").open("ab") as file:
+        file.write(b"tail")
+    (folder / "out").mkdir()
+    (folder / "out/_dead_letters").write_bytes(b"a file stands where the folder should be")
+    done = jobs.spawn(["convert", "--input", "in/*", "--output", "out"], cwd=folder)
+    assert done.returncode == 1
+    assert "_dead_letters" in done.stderr
+    assert not (folder / "out/manifest.json").exists()
+    (folder / "out/_dead_letters").unlink()
+    assert jobs.convert("--input", "in/*", "--output", "out") == 0
+    assert jobs.records(folder / "out") == all_payloads()
+    assert [letter["reason"] for letter in jobs.dead_letters(folder / "out")] == ["truncated"]
+
+
+def test_an_input_that_grows_while_it_is_read_gives_what_was_listed(folder: Path) -> None:
+    (folder / "growing.py").write_text(
+        "def grow(value):\n    with open('in/f2', 'ab') as file:\n        file.write(value)\n    return value\n"
+    )
+    done = jobs.spawn(
+        ["convert", "--input", "in/*", "--output", "out", "--shards", "1", "--step", "growing:grow"], folder
+    )
+    assert done.returncode == 3 or done.returncode == 0, done.stderr
+    records = jobs.records(folder / "out")
+    letters = jobs.dead_letters(folder / "out")
+    report = jobs.report(folder / "out")
+    assert report["records_read"] == report["records_written"] + report["records_dead"]
+    assert {letter["reason"] for letter in letters} <= {"input_changed"}
+    assert records == all_payloads()[: len(records)]
+
+
+def test_a_clock_that_jumps_does_not_matter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    real, ticks = time.time, iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(ticks) * 1e6)
+    assert jobs.convert("--input", "in/*", "--output", "out", "--shards", "3") == 0
+    assert jobs.records(folder / "out") == all_payloads()
+    assert jobs.convert("--input", "in/*", "--output", "out", "--shards", "3") == 0
