@@ -383,7 +383,13 @@ def open_store(root: str) -> Store:
     scheme, separator, _ = root.partition("://")
     if not separator:
         return LocalStore(root)
-    if scheme not in _STORES:
-        known = ", ".join(sorted(f"{name}://" for name in _STORES)) or "none"
-        raise ValueError(f"output {root!r}: expected a local path, got scheme {scheme!r} (known schemes: {known})")
-    return _STORES[scheme](root)
+    if scheme in _STORES:
+        return _STORES[scheme](root)
+    if scheme == "gs":
+        raise ValueError(f"output {root!r}: gs:// is not supported by this version")
+    from transforms.beam_store import BeamStore
+
+    try:
+        return BeamStore(root)
+    except ValueError as error:
+        raise ValueError(f"output {root!r}: expected a local path or a file system that Beam knows; {error}") from error

@@ -1,0 +1,179 @@
+"""Output directories on any file system that Beam knows: s3://, hdfs://, azure and those that a program registers.
+
+Beam's interface has neither a conditional create nor versions. `put_if_absent` therefore looks first, writes, and reads
+back what stands: of two attempts that write within the same moment the later one wins, and the other finds that out as
+long as reading shows what was written last. Whoever wins, the ledger names files that exist, since only an attempt
+that reads back another's entry deletes its own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from transforms.store import OutputError, Spool, Version
+from transforms.transient import try_again
+
+_OCTETS = "application/octet-stream"
+_PIECE_BYTES = 4 << 20
+
+
+class BeamStore:
+    """A directory of a file system of Beam's.
+
+    Args:
+        root: URL of the directory.
+
+    Raises:
+        ValueError: Beam knows no file system for it.
+    """
+
+    def __init__(self, root: str) -> None:
+        from apache_beam.io.filesystems import FileSystems
+
+        self.root = root.rstrip("/")
+        self._fs: Any = FileSystems.get_filesystem(self.root)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Looks, writes, and reads back who won; see the module's text."""
+        if self.size(name) is not None:
+            return False
+        self.put(name, data)
+        found = self.get(name)
+        return found is not None and found[0] == data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Creates or replaces the file."""
+        self._write(name, lambda target: target.write(data))
+
+    def put_file(self, path: str, name: str) -> None:
+        """Uploads a local file."""
+
+        def upload(target: BinaryIO) -> None:
+            with open(path, "rb") as source:
+                shutil.copyfileobj(source, target, _PIECE_BYTES)
+
+        self._write(name, upload)
+
+    def get(self, name: str) -> tuple[bytes, Version] | None:
+        """Reads the whole file; its content is its version."""
+        if self.size(name) is None:
+            return None
+        try:
+            with self.open(name) as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        return data, data
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens the file."""
+        if self.size(name) is None:
+            raise FileNotFoundError(f"there is no {self._path(name)}")
+        return cast(BinaryIO, self._call("read", name, self._fs.open, self._path(name), _OCTETS, "uncompressed"))
+
+    def size(self, name: str) -> int | None:
+        """Looks the file up."""
+        path = self._path(name)
+        if not self._call("look up", name, self._fs.exists, path):
+            return None
+        return int(self._call("look up", name, self._fs.size, path))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Lists everything below the folder of the prefix."""
+        start = len(self.root) + 1
+        folder = self._path(prefix.rpartition("/")[0])
+        try:
+            found = self._call("list", prefix, lambda: [(m.path, m.size_in_bytes) for m in self._fs._list(folder)])
+        except OutputError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return
+            raise
+        names = sorted((path[start:], size) for path, size in found)
+        yield from (item for item in names if item[0].startswith(prefix))
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies within the file system, which may replace what stands there only after deleting it."""
+        if self.size(source) is None:
+            raise FileNotFoundError(f"there is no {self._path(source)}")
+        if source == target:
+            return
+        self.delete(target)
+        self._make_folder(self._path(target))
+        self._call("copy to", target, self._fs.copy, [self._path(source)], [self._path(target)])
+
+    def delete(self, name: str, version: Version | None = None) -> bool:
+        """Deletes the file; with a version, after reading that it still has it."""
+        if version is not None:
+            found = self.get(name)
+            if found is None or found[1] != version:
+                return False
+        if self.size(name) is None:
+            return False
+        self._call("delete", name, self._fs.delete, [self._path(name)])
+        return True
+
+    def spool(self, name: str) -> Spool:
+        """Writes to a local file, which sealing uploads."""
+        return _UploadSpool(self, name)
+
+    def clean(self) -> None:
+        """Nothing: files appear under their names only."""
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[str]:
+        """Downloads the file for a while."""
+        with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+            path = os.path.join(folder, "copy")
+            with self.open(name) as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target, _PIECE_BYTES)
+            yield path
+
+    def _write(self, name: str, fill: Any) -> None:
+        path = self._path(name)
+
+        def write() -> None:
+            self._make_folder(path)
+            with contextlib.closing(self._fs.create(path, _OCTETS, "uncompressed")) as target:
+                fill(target)
+
+        self._call("write", name, write)
+
+    def _make_folder(self, path: str) -> None:
+        """Makes a folder where the file system has such things."""
+        if self._fs.has_dirs():
+            with contextlib.suppress(Exception):  # It exists; if it does not, creating the file says why.
+                self._fs.mkdirs(path.rpartition("/")[0])
+
+    def _call(self, what: str, name: str, call: Any, *arguments: Any) -> Any:
+        try:
+            return try_again(call, *arguments)
+        except Exception as error:
+            raise OutputError(f"cannot {what} {self._path(name)}: {error}") from error
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+
+class _UploadSpool:
+    """A local file that becomes one of the store's when it is sealed."""
+
+    def __init__(self, store: BeamStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._folder = tempfile.TemporaryDirectory(prefix="gristmill-")
+        self.path = os.path.join(self._folder.name, uuid.uuid4().hex)
+
+    def seal(self) -> int:
+        """Uploads and checks the size of what arrived; the local file stays until the spool goes away."""
+        size = os.path.getsize(self.path)
+        self._store.put_file(self.path, self._name)
+        arrived = self._store.size(self._name)
+        if arrived != size:
+            raise OutputError(f"{self._name} was uploaded with {size} bytes but {arrived} arrived")
+        return size
