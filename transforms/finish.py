@@ -8,10 +8,12 @@ from typing import Any
 
 from transforms.books import Verdict
 from transforms.elements import JobSpec
+from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
 from transforms.store import Store
+from transforms.whole import add_generations, build_whole, whole_spec
 
 REPORT_HTML_NAME = "_gristmill/report.html"
 REPLACED_NAME = "_gristmill/replaced.json"
@@ -30,11 +32,14 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     Returns:
         The report.
     """
+    if spec.generation:
+        return _finish_generation(store, spec, verdict)
     _, header = load_spec(store)
     report = build_report(store, spec, header)
     report["status"], report["message"] = verdict.status, verdict.message
     if verdict.status == "done":
         _delete_others(store, spec, {shard["name"] for shard in report["shards"]})
+        report = add_generations(store, report)
         store.put(MANIFEST_NAME, _dump(make_manifest(spec, report)))
     else:
         report["shards"] = []
@@ -42,6 +47,26 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     if verdict.status == "done":
         delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
         store.delete(REPLACED_NAME)
+    return report
+
+
+def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
+    """Adds a generation to manifest and report; returns the report of the generation alone."""
+    _, header = load_spec(store)
+    report = build_report(store, spec, header)
+    report["status"], report["message"] = verdict.status, verdict.message
+    if verdict.status != "done":
+        report["shards"] = []
+        write_report(store, report)
+        return report
+    base = base_of(store)
+    whole = build_whole(base, also=spec.generation)
+    whole["seconds"] = report["seconds"]
+    base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
+    write_report(base, whole)
+    write_report(store, report)
+    delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
+    store.put(FINISHED_NAME, b"{}")
     return report
 
 
