@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pipelines import local_runner
@@ -46,10 +47,15 @@ def run(args: argparse.Namespace, unknown: list[str]) -> int:
     """
     config = config_of(args)
     flags = config_flags(config.beam) + check_flags(unknown)
-    workers = _parse_workers(args.workers)
-    _check_steps(config)
+    workers = parse_workers(args.workers)
+    check_steps(config)
     store = _open_output(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+        if args.append:
+            from pipelines import append  # It runs the functions below.
+
+            if append.has_job(store):
+                return append.run(args, store, config, flags, workers, scratch)
         if args.dry_run:
             show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
             return DONE
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace, unknown: list[str]) -> int:
             report = read_report(store)
             print(f"{store.root} is complete: nothing left to do")
             return _conclude(store, report)
-        return _convert(store, config, job, flags, workers)
+        return run_locked("convert", store, lambda: _convert_locked(store, config, job, flags, workers))
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:
@@ -93,7 +99,12 @@ def config_of(args: argparse.Namespace) -> JobConfig:
     return config
 
 
-def _parse_workers(text: str | None) -> int | None:
+def parse_workers(text: str | None) -> int | None:
+    """Reads `--workers`; None leaves the choice to us.
+
+    Raises:
+        UsageError: It is no number.
+    """
     if text is None or text == "auto":
         return None
     if not text.isdigit():
@@ -101,7 +112,12 @@ def _parse_workers(text: str | None) -> int | None:
     return int(text)
 
 
-def _check_steps(config: JobConfig) -> None:
+def check_steps(config: JobConfig) -> None:
+    """Checks that the steps can be loaded.
+
+    Raises:
+        UsageError: One cannot.
+    """
     try:
         load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
@@ -115,20 +131,43 @@ def _open_output(config: JobConfig) -> Store:
         raise UsageError(f"write.output: {error}") from error
 
 
-def _convert(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
-    """Holds the lock, runs the pipeline and reports."""
+def run_locked(command: str, store: Store, body: Callable[[], int]) -> int:
+    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
+
+    Args:
+        command: Name of the command, for messages.
+        store: The output directory.
+        body: The work; returns the exit status.
+    """
     try:
         with JobLock(store), log_to_job(store), stop_on_signals():
-            return _convert_locked(store, config, job, flags, workers)
+            return body()
     except LockedError as error:
-        print(f"gristmill convert: {error}; wait for it, or stop it", file=sys.stderr)
-        return FAILED
+        print(f"gristmill {command}: {error}; wait for it, or stop it", file=sys.stderr)
     except OutputError as error:
-        print(f"gristmill convert: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-        return FAILED
+        print(f"gristmill {command}: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
     except KeyboardInterrupt:
-        print("gristmill convert: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-        return FAILED
+        print(f"gristmill {command}: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+    return FAILED
+
+
+def run_job(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:
+    """Runs a planned job and reports, the base's or a generation's; the caller holds the lock.
+
+    Args:
+        store: The output directory as the job sees it.
+        config: The config, to be kept with the job.
+        job: The job.
+        flags: Beam flags.
+        workers: Local worker processes, None to choose.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        OutputError: The job could not finish.
+    """
+    return _convert_locked(store, config, job, flags, workers)
 
 
 def _convert_locked(store: Store, config: JobConfig, job: PlannedJob, flags: list[str], workers: int | None) -> int:

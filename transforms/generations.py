@@ -117,11 +117,15 @@ def generation_name(number: int) -> str:
     return f"g{number:03d}"
 
 
+def _number(generation: str) -> int:
+    return int(generation[1:] or 0)
+
+
 def generation_names(store: Store) -> Iterator[str]:
     """Yields the generations that are planned, in order. Their numbers have no gaps."""
     base = base_of(store)
     number = 1
-    while base.size(GenerationStore(base, generation_name(number))._name(PLAN_NAME)) is not None:
+    while see_as(base, generation_name(number)).size(PLAN_NAME) is not None:
         yield generation_name(number)
         number += 1
 
@@ -150,6 +154,6 @@ def find_letters(store: Store, generation: str, final: str) -> str:
     """
     base = base_of(store)
     for later in generation_names(base):
-        if later > generation and base.size(moved_name(later, final)) is not None:
+        if _number(later) > _number(generation) and base.size(moved_name(later, final)) is not None:
             return moved_name(later, final)
     return final

@@ -98,7 +98,7 @@ def letters_file(store: Store, shard: int) -> LettersFile:
 
 
 def old_names(store: Store, spec: JobSpec, file: LettersFile) -> tuple[str, str]:
-    """Returns where the lines and payloads that a replay consumes are now: moved already, or under their final names."""
+    """Returns where the pair of files that a replay consumes is now: moved already, or under its final names."""
     base = base_of(store)
     moved = moved_name(spec.generation, file.lines), moved_name(spec.generation, file.payloads)
     lines = moved[0] if base.size(moved[0]) == file.lines_size else file.lines

@@ -262,9 +262,7 @@ class _Window:
 def _again(chunk: Chunk, letter: DeadLetter) -> Chunk:
     """Returns a chunk whose records and dead letters have the letter as their origin."""
     chunk.origins = [
-        DeadLetter(
-            letter.source, position, len(record), letter.step, letter.reason, attempts=letter.attempts
-        )
+        DeadLetter(letter.source, position, len(record), letter.step, letter.reason, attempts=letter.attempts)
         for record, position in zip(chunk.records, chunk.positions, strict=True)
     ]
     for dead in chunk.dead:

@@ -248,6 +248,8 @@ def judge_generation(store: Store, spec: JobSpec, books: JobBooks) -> Verdict:
     verdict = judge(books, Budget.of(spec))
     if verdict.status in ("done", "nothing_written") and spec.replay is not None:
         verdict = _judge_replay(store, spec, books)
+    if verdict.status == "over_budget" and store.size(DECIDED_NAME) is not None:
+        return dataclasses.replace(verdict, status="done")  # Its publishing has begun under a larger budget.
     if verdict.status == "nothing_written":
         return dataclasses.replace(verdict, status="done", message="no record was added")
     return verdict
@@ -276,13 +278,13 @@ def _no_worse(after: dict[str, int], before: dict[str, int]) -> bool:
     return after["records_dead"] <= before["records_dead"] and all(one[key] <= other[key] for key in one)
 
 
-def write_before(store: Store, budget: Budget) -> None:
-    """Notes the books of the whole as they are before a replay, and the budget that it is judged by."""
+def books_before(store: Store, budget: Budget) -> bytes:
+    """Returns what `BEFORE_NAME` holds: the books of the whole before a replay, and the budget that it is judged by."""
     whole = build_whole(store)
     totals = {name: whole[name] for name in (*COUNTS, *BYTES, *FILES)}
     limits = {name: getattr(budget, name) for name in ("max_fraction", "max_count", "max_count_by_reason")}
     fields = {"totals": totals, "dead_by_reason": whole["dead_by_reason"], "budget": limits}
-    store.put(BEFORE_NAME, json.dumps(fields).encode())
+    return json.dumps(fields).encode()
 
 
 def whole_spec(store: Store) -> JobSpec:
