@@ -41,9 +41,7 @@ def has_job(store: Store) -> bool:
     return True
 
 
-def run(
-    args: argparse.Namespace, store: Store, config: JobConfig, flags: list[str], workers: int | None, scratch: str
-) -> int:
+def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> int:
     """Runs `gristmill convert --append` where there is a job already.
 
     Raises:
@@ -52,10 +50,9 @@ def run(
     if args.overwrite:
         raise UsageError("--append adds to the set and --overwrite replaces it; give one of them")
     if args.dry_run:
-        return show_plan(store, config, scratch, num_records=args.limit)
+        return show_plan(store, config, how.scratch, num_records=args.limit)
     if args.limit is not None:
         raise UsageError("--limit converts a trial, which cannot be appended; give it a directory of its own")
-    how = Run(flags, workers, scratch)
     return convert.run_locked("convert", store, lambda: append(store, config, how))
 
 
@@ -88,7 +85,7 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
     if stopped is not None and _only_inputs_differ(stopped, job):
         _LOGGER.info("append %s was planned before; inputs that came since are for the next --append", stopped.name)
         return complete(run, stopped, config)
-    return convert.run_job(see_as(store, name), config, job, run.flags, run.workers)
+    return run.job(see_as(store, name), config, job)
 
 
 def show_plan(store: Store, config: JobConfig, scratch: str, *, num_records: int | None) -> int:
@@ -109,7 +106,7 @@ def _complete_base(base: Generation, config: JobConfig, run: Run) -> int:
         _LOGGER.info("the set itself is not finished; inputs that came since are for the next --append")
         return complete(run, base, config)
     check_output(base.store, job, overwrite=False)
-    return convert.run_job(base.store, config, job, run.flags, run.workers)
+    return run.job(base.store, config, job)
 
 
 def list_new(config: JobConfig, scratch: str, made: list[Generation]) -> Listing:

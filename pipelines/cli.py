@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.errors import USAGE, UsageError
 from pipelines.imports import without_collecting
+
+if TYPE_CHECKING:
+    from pipelines.supervisor import JobProcess
 
 _DESCRIPTION = """\
 Converts and cleans training corpora into sharded ArrayRecord.
@@ -149,15 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "convert":
-        with without_collecting():
-            from pipelines import convert
-
-        return convert.run(args, unknown)
+        return _convert(args, unknown)
     if args.command == "replay":
-        with without_collecting():
-            from pipelines import replay
-
-        return replay.run(args, unknown)
+        return _replay(args, unknown)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
@@ -171,3 +170,29 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     from pipelines import report
 
     return report.run(args.output, as_json=args.json)
+
+
+def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
+    """Runs convert; the process for the pipeline loads its libraries while this one loads its own and plans."""
+    with contextlib.ExitStack() as ending:
+        process = None if args.dry_run else _start_process(args, unknown, ending)
+        with without_collecting():
+            from pipelines import convert
+        return convert.run(args, unknown, process)
+
+
+def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
+    with contextlib.ExitStack() as ending:
+        process = _start_process(args, unknown, ending)
+        with without_collecting():
+            from pipelines import replay
+        return replay.run(args, unknown, process)
+
+
+def _start_process(args: argparse.Namespace, unknown: list[str], ending: contextlib.ExitStack) -> JobProcess | None:
+    from pipelines import local_runner
+    from pipelines.supervisor import JobProcess
+
+    if args.workers == "0" or not local_runner.is_local(unknown):
+        return None
+    return ending.enter_context(JobProcess())

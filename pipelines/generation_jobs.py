@@ -12,6 +12,7 @@ from pipelines import convert
 from pipelines.config import JobConfig
 from pipelines.output import counts, forget_generation
 from pipelines.plan_job import PlannedJob
+from pipelines.supervisor import JobProcess
 from transforms.ledger import ATTEMPTS
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import MANIFEST_NAME, read_config, read_report
@@ -29,11 +30,22 @@ class Run:
         flags: Beam flags.
         workers: Local worker processes, None to choose.
         scratch: Folder for plans.
+        process: Process for the first local pipeline; None to run all in this one.
     """
 
     flags: list[str]
     workers: int | None
     scratch: str
+    process: JobProcess | None = None
+    _used: list[JobProcess] = dataclasses.field(default_factory=list)
+
+    def job(self, store: Store, config: JobConfig, job: PlannedJob) -> int:
+        """Runs a planned job and returns its exit status."""
+        if self.process is None or not self._used:
+            self._used.extend(filter(None, [self.process]))
+            return convert.run_job(store, config, job, self.flags, self.workers, self.process)
+        with JobProcess() as following:  # A process runs one pipeline only.
+            return convert.run_job(store, config, job, self.flags, self.workers, following)
 
 
 def is_base_published(base: Generation) -> bool:
@@ -64,17 +76,17 @@ def stored_job(generation: Generation, config: JobConfig, scratch: str) -> Plann
             shutil.copyfileobj(source, out)
     limits = config.dead_letters.model_dump(include={"max_fraction", "max_count", "max_count_by_reason"})
     if generation.spec.replay is not None:
-        limits = {"max_fraction": 1.0, "max_count": None}  # The whole is judged, see `transforms.whole`.
+        limits = {"max_fraction": 1.0, "max_count": None, "max_count_by_reason": {}}  # The whole is judged, see `transforms.whole`.
     spec = dataclasses.replace(generation.spec, import_paths=(os.getcwd(),), **limits)
     total = generation.header["total_bytes"]
-    return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, [])
+    return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, sampled=[])
 
 
 def complete(run: Run, generation: Generation, budget: JobConfig | None = None) -> int:
     """Runs a job on as it was planned, and returns its exit status."""
     config = stored_config(generation, budget)
     job = stored_job(generation, config, run.scratch)
-    return convert.run_job(generation.store, config, job, run.flags, run.workers)
+    return run.job(generation.store, config, job)
 
 
 def mend(run: Run, generations: list[Generation]) -> None:

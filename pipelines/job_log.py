@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from transforms.store import LocalStore, Store
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-_NOISE = ("No semi_persistent_directory found", "Discarding unparseable args", "No iterator is returned")
+_NOISE = (
+    "No semi_persistent_directory found",
+    "Discarding unparseable args",
+    "No iterator is returned",
+    "If direct_num_workers is not equal to 1",
+    "Failed to read inputs in the data plane",
+)
 
 
 class _WithoutNoise(logging.Filter):

@@ -123,12 +123,44 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
 
     try:
         with worker_environment():
-            pipeline = beam.Pipeline(options=PipelineOptions(flags))
+            pipeline = beam.Pipeline(_make_runner(flags), PipelineOptions(_without_mode(flags)))
             _ = pipeline | "ConvertCorpus" >> ConvertCorpus(spec, num_workers)
             pipeline.run().wait_until_finish()
     except Exception as error:
         _LOGGER.debug("the pipeline failed", exc_info=True)
         raise OutputError(find_cause(error)) from error
+
+
+def _make_runner(flags: list[str]) -> Any:
+    """Returns the local runner with worker processes of our own; None where the flags ask for another."""
+    if _flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+        return None
+    from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+    from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+    from pipelines.worker_process import COMMAND
+
+    return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(COMMAND))
+
+
+def _without_mode(flags: list[str]) -> list[str]:
+    """Returns the flags without the mode that would put Beam's own worker command in the place of ours."""
+    if _flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+        return flags
+    return [flag for flag in flags if not flag.startswith(("--runner=", "--direct_running_mode="))]
+
+
+def describe_run(spec: Any, flags: list[str], num_workers: int) -> dict[str, Any]:
+    """Runs the pipeline and returns how it ended, as JSON can carry it.
+
+    Returns:
+        "done"; or "error", a text, with "unexplained" when it is none of ours: a dead worker may be behind it.
+    """
+    try:
+        run_pipeline(spec, flags, num_workers)
+    except OutputError as error:
+        return {"error": str(error), "unexplained": not _CAUSE.search(str(error.__cause__))}
+    return {"done": True}
 
 
 _CAUSE = re.compile(r"(?:OutputError|BrokenSequenceError|StepError): (.*?)(?: \[while running| \[\[while running|\n|$)")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
+from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
 from transforms.generations import REPLAYED, STATE, generation_names, see_as
@@ -15,6 +16,7 @@ from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
 from transforms.report import MANIFEST_NAME, REPORT_NAME, read_report
 from transforms.store import OutputError, Store
+from transforms.tries import TRIES
 
 
 def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
@@ -126,6 +128,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         store.put_file(job.plan_path, PLAN_NAME)
     else:
         _put_state(store, job)
+    store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
 
 
@@ -161,7 +164,7 @@ def _set_old_state_aside(store: Store) -> None:
         store.delete(name)
     for generation in reversed(generations):
         delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])
-    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS):
+    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS, TRIES):
         delete_all(store, [name for name, _ in store.list(prefix)])
 
 

@@ -78,7 +78,7 @@ def plan_replay(
     write_plan(paths["plan"], lambda _: header, walk.tasks)
     state = {LETTERS_NAME: paths["letters"], BEFORE_NAME: paths["before"]}
     total = walk.num_bytes
-    job = PlannedJob(spec, header, paths["inputs"], paths["plan"], total, walk.records, [], state)
+    job = PlannedJob(spec, header, paths["inputs"], paths["plan"], total, walk.records, sampled=[], state=state)
     return PlannedReplay(job, walk.reasons)
 
 
@@ -229,6 +229,9 @@ def _spec(base: JobSpec, config: JobConfig, selection: Selection, generation: st
         max_record_bytes=config.source.max_record_bytes,
         max_fraction=1.0,
         max_count=None,
+        max_count_by_reason={},
+        planned_bytes=0,
+        planned_files=0,
         part_max_records=AUTO_SHARD_RECORDS,
         part_max_bytes=AUTO_SHARD_BYTES,
         replay=selection.to_fields(),

@@ -1,4 +1,4 @@
-"""Shows how many shards are committed while a job runs, from the ledgers alone."""
+"""Watches a job while it runs, from its ledgers alone: shows progress, and calls the job off when the budget breaks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,73 @@ import threading
 import time
 from collections.abc import Iterator
 
-from transforms.ledger import LEDGERS
-from transforms.store import Store
+from transforms.budget import Budget, RunningTotals, call_off
+from transforms.elements import JobSpec
+from transforms.ledger import LEDGERS, Ledger
+from transforms.store import OutputError, Store
 
 _LOGGER = logging.getLogger("gristmill")
 _LOOK_SECS = 2.0
 _LOG_SECS = 30.0
 
 
+class JobWatch:
+    """Adds up the ledgers that have come since the last look.
+
+    Args:
+        store: The output directory, as the job's generation sees it.
+        spec: The job.
+    """
+
+    def __init__(self, store: Store, spec: JobSpec) -> None:
+        self._store = store
+        self._spec = spec
+        self._seen: set[str] = set()
+        self._running = RunningTotals(Budget.of(spec))
+        self._is_off = False
+
+    @property
+    def num_committed(self) -> int:
+        """Shards whose ledger stands."""
+        return len(self._seen)
+
+    def look(self) -> None:
+        """Takes in new ledgers; the budget is held against each."""
+        for name, _ in list(self._store.list(LEDGERS)):
+            if name not in self._seen:
+                self._take_in(name)
+
+    def _take_in(self, name: str) -> None:
+        found = self._store.get(name)
+        if found is None:
+            return
+        with contextlib.suppress(ValueError):  # Half an entry; it will be made again.
+            ledger = Ledger.from_json(found[0])
+            if ledger.plan_id != self._spec.plan_id:
+                return
+            self._seen.add(name)
+            broken = self._running.add(ledger.books(), ledger.dead_by_reason)
+            if broken is not None and not self._is_off:
+                self._is_off = True
+                _LOGGER.error("the budget is broken: %s; the job is called off", broken)
+                call_off(self._store, broken)
+
+    def describe(self) -> str:
+        """Returns how far the job is, in words."""
+        totals = self._running.totals
+        records = f"{totals.get('records_written', 0):,} records written, {totals.get('records_dead', 0):,} dead"
+        return f"{self.num_committed:,} of {self._spec.num_shards:,} shards committed, {records}"
+
+
 @contextlib.contextmanager
-def show_progress(store: Store, num_shards: int) -> Iterator[None]:
-    """Shows a bar on a terminal, and logs a line each half minute elsewhere."""
+def watch_job(store: Store, spec: JobSpec) -> Iterator[None]:
+    """Shows a bar on a terminal, logs a line each half minute elsewhere, and minds the budget."""
+    watch = JobWatch(store, spec)
+    with contextlib.suppress(OutputError, OSError):
+        watch.look()  # What is committed already may break a budget that was made smaller.
     stop = threading.Event()
-    watch = _watch_terminal if sys.stderr.isatty() else _watch_log
-    thread = threading.Thread(target=watch, args=(store, num_shards, stop), name="gristmill-progress", daemon=True)
+    show = _show_bar if sys.stderr.isatty() else _log_lines
+    thread = threading.Thread(target=show, args=(watch, spec.num_shards, stop), name="gristmill-watch", daemon=True)
     thread.start()
     try:
         yield
@@ -31,23 +84,30 @@ def show_progress(store: Store, num_shards: int) -> Iterator[None]:
         thread.join()
 
 
-def _committed(store: Store) -> int:
-    return sum(1 for _ in store.list(LEDGERS))
+def _looks(watch: JobWatch, stop: threading.Event) -> Iterator[None]:
+    while not stop.wait(_LOOK_SECS):
+        with contextlib.suppress(OutputError, OSError):  # A full disk is the workers' to report.
+            watch.look()
+        yield
 
 
-def _watch_terminal(store: Store, num_shards: int, stop: threading.Event) -> None:
+def _show_bar(watch: JobWatch, num_shards: int, stop: threading.Event) -> None:
     from tqdm import tqdm
 
     with tqdm(total=num_shards, unit="shard", leave=False) as bar:
-        while not stop.wait(_LOOK_SECS):
-            bar.update(_committed(store) - bar.n)
+        for _ in _looks(watch, stop):
+            with contextlib.suppress(OSError):  # The terminal may go away.
+                bar.update(watch.num_committed - bar.n)
 
 
-def _watch_log(store: Store, num_shards: int, stop: threading.Event) -> None:
+def _log_lines(watch: JobWatch, num_shards: int, stop: threading.Event) -> None:
     started = time.monotonic()
-    first = _committed(store)
-    while not stop.wait(_LOG_SECS):
-        done = _committed(store)
-        took = time.monotonic() - started
+    first = watch.num_committed
+    next_line = started + _LOG_SECS
+    for _ in _looks(watch, stop):
+        if time.monotonic() < next_line:
+            continue
+        next_line += _LOG_SECS
+        took, done = time.monotonic() - started, watch.num_committed
         left = f", about {took * (num_shards - done) / (done - first):,.0f} s left" if done > first else ""
-        _LOGGER.info("%d of %d shards committed after %.0f s%s", done, num_shards, took, left)
+        _LOGGER.info("%s after %.0f s%s", watch.describe(), took, left)

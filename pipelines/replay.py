@@ -26,6 +26,7 @@ from pipelines.generation_jobs import (
 )
 from pipelines.output import differences
 from pipelines.plan_replay import PlannedReplay, plan_replay
+from pipelines.supervisor import JobProcess
 from transforms.generations import generation_name, see_as
 from transforms.letters import Selection
 from transforms.report import read_report
@@ -33,12 +34,13 @@ from transforms.store import Store, open_store
 from transforms.whole import Generation, load_generation
 
 
-def run(args: argparse.Namespace, unknown: list[str]) -> int:
+def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
     """Runs `gristmill replay`.
 
     Args:
         args: Parsed arguments.
         unknown: Arguments that are not ours; Beam's, or mistakes.
+        process: Process for the first local pipeline; None to run all in this one.
 
     Returns:
         The exit status.
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace, unknown: list[str]) -> int:
     convert.check_steps(config)
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
-        how = Run(flags, workers, scratch)
+        how = Run(flags, workers, scratch, process)
         return convert.run_locked("replay", base.store, lambda: replay(base.store, config, selection, how))
 
 
@@ -141,7 +143,7 @@ def replay(store: Store, config: JobConfig, selection: Selection, run: Run) -> i
     name = generation_name(len(made))
     if stopped is not None and differences(stopped.header["fingerprint"], planned.job.header["fingerprint"]):
         forget(stopped)
-    status = convert.run_job(see_as(store, name), config, planned.job, run.flags, run.workers)
+    status = run.job(see_as(store, name), config, planned.job)
     _tell(store, name, planned)
     return status
 

@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM stop the job, and are not taken for a failure of the record that is being cleaned."""
+"""What signals do to a job: Ctrl-C and SIGTERM stop it, a terminal that goes away does not."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,17 @@ from transforms.dead_letters import JobInterrupted
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raises `JobInterrupted` in the main thread on SIGINT and SIGTERM while the job runs."""
+    """Raises `JobInterrupted` in the main thread on SIGINT and SIGTERM while the job runs.
+
+    It is not taken for a failure of the record that is being cleaned. A second one ends the process at once. SIGHUP is
+    survived: the job goes on without its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers can only be set in the main thread; whoever embeds us has their own.
         return
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _stop) for number in _STOPPING}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # Whoever started us may have chosen already: nohup.
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _detach)
     try:
         yield
     finally:
@@ -27,10 +34,30 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
     # Beam waits for its workers to end their bundles, which may be hours; what they have not committed is read again.
+    for stopping in _STOPPING:
+        signal.signal(stopping, _stop_at_once)
     end_children(os.getpid())
     raise JobInterrupted(signal.Signals(number).name)
+
+
+def _stop_at_once(_number: int, _frame: FrameType | None) -> None:
+    end_children(os.getpid())
+    os._exit(1)
+
+
+def _detach(_number: int, _frame: FrameType | None) -> None:
+    """Lets go of the terminal: writing to one that is gone fails, and steps that print would fail with it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def end_children(pid: int) -> None:

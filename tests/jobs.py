@@ -15,6 +15,13 @@ from array_record.python.array_record_module import ArrayRecordReader
 from google_crc32c import value as crc32c
 
 from pipelines.cli import main
+from transforms.elements import JobSpec
+from transforms.finish import finish_job
+from transforms.generations import open_job_store
+from transforms.plan_file import PLAN_NAME, read_tasks
+from transforms.publish import decide, give_names, number_parts
+from transforms.repeat import repeat_shard, settle
+from transforms.steps.chain import load_chain
 
 GRISTMILL = [sys.executable, "-P", "-m", "pipelines"]
 
@@ -45,6 +52,27 @@ def write_tfrecord(path: Path, payloads: list[bytes]) -> Path:
 def convert(*arguments: str | Path) -> int:
     """Runs `gristmill convert` in this process, without workers, and returns the exit status."""
     return main(["convert", "--workers", "0", *map(str, arguments)])
+
+
+def replay(*arguments: str | Path) -> int:
+    """Runs `gristmill replay` in this process, without workers, and returns the exit status."""
+    return main(["replay", "--workers", "0", *map(str, arguments)])
+
+
+def verify(out: Path) -> int:
+    """Runs `gristmill verify` and returns the exit status."""
+    return main(["verify", str(out)])
+
+
+def run_plainly(spec: JobSpec, flags: list[str], num_workers: int) -> None:
+    """What the pipeline does, one shard after the other and without Beam: stands in for `run_pipeline`."""
+    store, chain = open_job_store(spec), load_chain(spec)
+    with store.open(PLAN_NAME) as plan:
+        tasks = [task for _, task in read_tasks(plan)]
+    infos = settle(store, spec, chain, [repeat_shard(store, spec, chain, task) for task in tasks])
+    for order in list(number_parts(infos, spec)):
+        give_names(store, spec, order)
+    finish_job(store, spec, decide(infos, spec)[1])
 
 
 def spawn(

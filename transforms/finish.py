@@ -13,6 +13,7 @@ from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
 from transforms.store import Store
+from transforms.tries import TRIES
 from transforms.whole import add_generations, build_whole, whole_spec
 
 REPORT_HTML_NAME = "_gristmill/report.html"
@@ -45,7 +46,7 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
         report["shards"] = []
     write_report(store, report)
     if verdict.status == "done":
-        delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
+        delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
         store.delete(REPLACED_NAME)
     return report
 
@@ -65,7 +66,7 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
     write_report(base, whole)
     write_report(store, report)
-    delete_all(store, [name for name, _ in store.list(ATTEMPTS)])
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
 

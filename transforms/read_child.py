@@ -1,7 +1,8 @@
 """The reader in a process of its own, for ranges that kill their reader. Started by `transforms.isolated_reader`.
 
-It gets two pickles on standard input, the import path and what to read, and answers with frames on the file descriptor named on its command line:
-a length of eight bytes, then a pickled `Chunk`, None at the end, or an OSError that is the machine's fault.
+It gets two pickles on standard input, the import path and what to read, and answers with frames on the file descriptor
+named on its command line: a length of eight bytes, then a pickled `Chunk`, None at the end, or an OSError that is the
+machine's fault.
 """
 
 from __future__ import annotations

@@ -1,0 +1,177 @@
+"""Runs a local job in a process of its own, and starts it again when that process or a worker of it dies.
+
+What a dying process was at stands in the marks of `transforms.tries`; the next try at those shards takes precautions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pipelines
+from pipelines.job_process import Order
+from pipelines.local_runner import worker_environment
+from pipelines.signals import end_children
+from transforms.ledger import LEDGERS
+from transforms.store import OutputError, Store
+from transforms.tries import Mark, forget_marks, list_marks
+
+_LOGGER = logging.getLogger("gristmill")
+_MAX_DEATHS_BY_SHARD = 5
+_MAX_DEATHS_WITHOUT_PROGRESS = 5
+_PIECE_BYTES = 1 << 16
+
+
+class JobProcess:
+    """A process that loads Beam while the command plans, then runs one pipeline. Ends with its context."""
+
+    def __init__(self) -> None:
+        self._answer, answer_end = os.pipe()
+        command = [sys.executable, "-P", "-m", "pipelines.job_process", str(answer_end)]
+        with worker_environment():
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[answer_end],
+                env=_environment(),
+            )
+        os.close(answer_end)
+        self._relays = [_relay(self._process.stdout, sys.stdout), _relay(self._process.stderr, sys.stderr)]
+
+    def __enter__(self) -> JobProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._answer)
+        for relay in self._relays:
+            relay.join(timeout=1)  # A process of the user's may hold the other end for ever.
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def run(self, order: Order) -> dict[str, Any]:
+        """Has the pipeline run and returns how it ended; "died" when the process did."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin:
+            self._process.stdin.write(pickle.dumps(order))
+        with os.fdopen(os.dup(self._answer), "rb") as answer:
+            line = answer.readline()
+        if line:
+            self._process.wait()
+            return dict(json.loads(line))
+        end_children(self._process.pid)
+        status = self._process.wait()
+        return {"died": f"signal {-status}" if status < 0 else f"exit status {status}"}
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment in which the process and its workers find this very package."""
+    found = str(Path(pipelines.__file__).parents[1])
+    if found.endswith("-packages"):
+        return dict(os.environ)
+    paths = [found, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _relay(source: IO[bytes] | None, target: IO[str]) -> threading.Thread:
+    """Copies what a process says to where we say things, which may be a terminal that is gone."""
+    assert source is not None
+
+    def copy() -> None:
+        with source:
+            while data := os.read(source.fileno(), _PIECE_BYTES):
+                with contextlib.suppress(OSError, ValueError):
+                    target.write(data.decode("utf-8", "replace"))
+                    target.flush()
+
+    thread = threading.Thread(target=copy, name="gristmill-relay", daemon=True)
+    thread.start()
+    return thread
+
+
+def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
+    """Runs a pipeline to its end, through deaths of its processes.
+
+    Args:
+        store: The output directory, as the job's generation sees it.
+        order: The pipeline.
+        process: The first process to run it in.
+
+    Raises:
+        OutputError: The job could not finish; the message is the cause.
+    """
+    deaths = _Deaths(store)
+    for attempt in _processes(process):
+        outcome = attempt.run(order)
+        if "error" in outcome:
+            raise OutputError(outcome["error"])
+        if "done" in outcome:
+            return
+        deaths.add(outcome, attempt.pid, has_workers=order.num_workers > 0)
+
+
+def _processes(first: JobProcess) -> Iterator[JobProcess]:
+    yield first
+    while True:
+        with JobProcess() as following:
+            yield following
+
+
+class _Deaths:
+    """Finds out which shards were to blame, and when to give up."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_shard: Counter[str] = Counter()
+        self._without_progress = 0
+        self._committed = self._count_committed()
+
+    def add(self, outcome: dict[str, Any], pid: int, *, has_workers: bool) -> None:
+        """Takes note of a death and logs it.
+
+        Raises:
+            OutputError: It makes no sense to try again.
+        """
+        blamed = self._blame(outcome, pid, has_workers=has_workers)
+        self._by_shard.update(mark.shard_key for mark in blamed)
+        committed = self._count_committed()
+        self._without_progress = 0 if committed > self._committed or blamed else self._without_progress + 1
+        self._committed = committed
+        shards = ", ".join(sorted({mark.shard_key for mark in blamed})) or "none"
+        what = outcome.get("lost") or f"the job's process died ({outcome.get('died')})"
+        _LOGGER.warning("%s while at shards %s; starting again from what is committed", what, shards)
+        for shard, count in self._by_shard.items():
+            if count >= _MAX_DEATHS_BY_SHARD:
+                raise OutputError(
+                    f"{count} processes died while at shard {shard}, also with its steps and its reader in "
+                    f"processes of their own ({what}); is there enough memory?"
+                )
+        if self._without_progress >= _MAX_DEATHS_WITHOUT_PROGRESS:
+            raise OutputError(f"{self._without_progress} times in a row {what}")
+
+    def _blame(self, outcome: dict[str, Any], pid: int, *, has_workers: bool) -> list[Mark]:
+        """Takes away the marks of processes that did not die by themselves, and returns the others."""
+        if "lost" in outcome:
+            forget_marks(self._store, set(outcome["living"]))
+        elif has_workers:
+            forget_marks(self._store, {mark.pid for mark in list_marks(self._store)} - {pid})
+        return list(list_marks(self._store))
+
+    def _count_committed(self) -> int:
+        return sum(1 for _ in self._store.list(LEDGERS))
