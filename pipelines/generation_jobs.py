@@ -76,7 +76,11 @@ def stored_job(generation: Generation, config: JobConfig, scratch: str) -> Plann
             shutil.copyfileobj(source, out)
     limits = config.dead_letters.model_dump(include={"max_fraction", "max_count", "max_count_by_reason"})
     if generation.spec.replay is not None:
-        limits = {"max_fraction": 1.0, "max_count": None, "max_count_by_reason": {}}  # The whole is judged, see `transforms.whole`.
+        limits = {
+            "max_fraction": 1.0,
+            "max_count": None,
+            "max_count_by_reason": {},
+        }  # The whole is judged, see `transforms.whole`.
     spec = dataclasses.replace(generation.spec, import_paths=(os.getcwd(),), **limits)
     total = generation.header["total_bytes"]
     return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, sampled=[])

@@ -29,6 +29,8 @@ from transforms.steps.load import source_digest
 from transforms.store import Store
 from transforms.whole import BEFORE_NAME, Generation, books_before, dead_sources, new_outcome, replayed_sources
 
+_NO_TAIL = 1 << 62
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedReplay:
@@ -116,6 +118,7 @@ class _Walk:
         self._dead = dead
         self._digest = hashlib.blake2b(digest_size=16)
         self._open: Listed | None = None  # The source whose letters are being counted; its line is not yet written.
+        self._tail_end = -1  # Where the letters end that are read again and follow one another.
         self._end: DeadLetter | None = None  # The letter before, of any file.
         self._inputs: Iterator[tuple[int, Input]] = iter(())
         self._input: Input | None = None
@@ -195,9 +198,21 @@ class _Walk:
         if taken:
             source = dataclasses.replace(source, size=source.size + 1)
         taken_bytes = self._open.taken_bytes + (letter.length if taken else 0)
+        tail = self._tail(letter, taken=taken)
         self._open = dataclasses.replace(
-            self._open, source=source, letters=self._open.letters + 1, taken_bytes=taken_bytes
+            self._open, source=source, letters=self._open.letters + 1, taken_bytes=taken_bytes, tail=tail
         )
+
+    def _tail(self, letter: DeadLetter, *, taken: bool) -> int:
+        """Returns where the letters begin that are read again and cover the source without a gap up to this one."""
+        assert self._open is not None
+        start, end = letter.position, letter.position + letter.length
+        if not (taken and letter.step == "read"):
+            self._tail_end = -1
+            return _NO_TAIL
+        joins = self._open.letters > 0 and self._tail_end == start
+        self._tail_end = end
+        return self._open.tail if joins else start
 
     def _listed(self, name: str) -> Listed:
         """Looks a source up in the inputs, which are in the same order."""
@@ -206,9 +221,11 @@ class _Walk:
         row = self._dead.execute("SELECT 1 FROM known WHERE name = ?", [os.fsencode(name)]).fetchone()
         size = 0 if self._input.error is not None else self._input.size
         source = Input(self.num_sources, name, 0, self._input.mtime_ns)
-        return Listed(self._out.tell(), source, size, self._input.mtime_ns, 0, row is not None, 0)
+        return Listed(self._out.tell(), source, size, self._input.mtime_ns, 0, row is not None, 0, _NO_TAIL)
 
     def _close(self) -> None:
+        if self._open is not None and self._tail_end < self._open.size:
+            self._open = dataclasses.replace(self._open, tail=_NO_TAIL)
         if self._open is not None and self._open.source.size:
             self._out.write(listed_line(self._open))
             self.num_sources += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import linecache
+import os
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -99,10 +100,12 @@ def config_of(args: argparse.Namespace, base: Generation) -> JobConfig:
 
 
 def _import_anew(steps: Iterable[dict[str, Any]]) -> None:
-    """Forgets the modules that steps call, so that mended code is what runs."""
+    """Forgets the user's modules that steps call, so that mended code is what runs also where this process is old."""
     for step in steps:
-        if "call" in step:
-            sys.modules.pop(str(step["call"]).partition(":")[0], None)
+        name = str(step.get("call", "")).partition(":")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and os.path.dirname(file) == os.getcwd():
+            del sys.modules[name]
     importlib.invalidate_caches()
     linecache.checkcache()
 

@@ -40,6 +40,7 @@ class Listed:
         letters: All its letters, those that are not taken included.
         was_dead: Whether nothing of the source could be converted before.
         taken_bytes: Bytes of the letters that the replay takes.
+        tail: Position from which on letters that are read again cover the source to its end as listed.
     """
 
     offset: int
@@ -49,6 +50,7 @@ class Listed:
     letters: int
     was_dead: bool
     taken_bytes: int
+    tail: int
 
 
 def listed_line(listed: Listed) -> bytes:
@@ -56,6 +58,7 @@ def listed_line(listed: Listed) -> bytes:
     fields: dict[str, object] = dict(name_fields("name", listed.source.name))
     fields.update(size=listed.source.size, mtime_ns=listed.mtime_ns, listed_size=listed.size)
     fields.update(letters=listed.letters, was_dead=listed.was_dead, taken_bytes=listed.taken_bytes)
+    fields["tail"] = listed.tail
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
@@ -67,7 +70,7 @@ def read_listed(store: Store, offset: int = 0, index: int = 0) -> Iterator[Liste
             fields = json.loads(line)
             source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"])
             sizes = fields["listed_size"], fields["mtime_ns"], fields["letters"]
-            yield Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"])
+            yield Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"], fields["tail"])
             offset += len(line)
             index += 1
 
@@ -111,10 +114,15 @@ def read_again(
     if reader.is_stream():
         yield from reader.stream(letters)
         return
-    by_number = [letter for letter in letters if "row" in letter.extra]
+    by_number = [letter for letter in letters if spec.format == "array_record" and _has_row(letter)]
     yield from reader.rows(by_number)
-    regions = [letter for letter in letters if "row" not in letter.extra]
+    regions = [letter for letter in letters if letter not in by_number] if by_number else letters
     yield from reader.regions(regions, joins=joins, goes_on=goes_on)
+
+
+def _has_row(letter: DeadLetter) -> bool:
+    """Whether the letter of an ArrayRecord stands for one record: the reader says so, and steps see records only."""
+    return "row" in letter.extra or letter.step != "read"
 
 
 def _present(listed: Listed) -> Input | None:
@@ -162,50 +170,73 @@ class _Reader:
         """Reads records of an ArrayRecord by their numbers."""
         if not letters:
             return
-        rows = [int(letter.extra["row"]) for letter in letters]
+        rows = [letter.position for letter in letters]
         chunks = array_record.read_rows(self._present, rows, self._spec.max_record_bytes)
         for letter, chunk in zip(letters, chunks, strict=True):
-            yield stays(letter) if chunk is None else _again(chunk, letter)
+            if chunk is None or letter.step != "read":
+                yield _same_record(chunk.records if chunk is not None else [], letter)
+            else:
+                yield _again(chunk, letter)
 
     def regions(self, letters: list[DeadLetter], *, joins: bool, goes_on: bool) -> Iterator[Chunk]:
         """Reads regions of a file in which any position can be read."""
         behind: int | None = None  # Where reading of the unreadable range before has ended.
         for number, letter in enumerate(letters):
             is_last = number == len(letters) - 1
-            end = self._end(letter)
-            meets = is_unreadable(letter) or (goes_on and is_last)
-            if end is None or not (meets or self._is_end(end)):
-                yield stays(letter)
-                behind = None
-                continue
-            trusted = not (joins and number == 0)
+            follows = not is_last and letters[number + 1].position == letter.position + letter.length
             start = letter.position if behind is None else max(letter.position, behind)
             behind = None
-            for chunk in self._region(letter, start, end, trusted=trusted):
-                if chunk.span is not None and chunk.span.end is not None and is_unreadable(letter):
-                    follows = not is_last and letters[number + 1].position == letter.position + letter.length
-                    behind = chunk.span.end if follows else None
+            if letter.step != "read":
+                yield self._record(letter)
+                continue
+            end = self._end(letter, meets=follows or is_unreadable(letter) or (goes_on and is_last))
+            if end is None:
+                yield stays(letter)
+                continue
+            for chunk in self._region(start, end, trusted=not (joins and number == 0)):
+                if is_unreadable(letter):
+                    behind = chunk.span.end if follows and chunk.span is not None else None
+                else:
+                    _cut_at(chunk, end)
                 yield _again(chunk, letter)
 
-    def _region(self, letter: DeadLetter, start: int, end: int, *, trusted: bool) -> Iterator[Chunk]:
+    def _record(self, letter: DeadLetter) -> Chunk:
+        """Reads one record again of which only the beginning was kept, and checks that it is the same."""
+        end = self._present.size if self._spec.format == "files" else letter.position + 1
+        chunks = self._read(self._spec, self._present, letter.position, end, trusted=letter.position > 0)
+        return _same_record([record for chunk in chunks for record in chunk.records], letter)
+
+    def _region(self, start: int, end: int, *, trusted: bool) -> Iterator[Chunk]:
         if start < end or (start == 0 and not self._present.size):
             yield from self._read(self._spec, self._present, start, end, trusted=trusted and start > 0)
 
-    def _end(self, letter: DeadLetter) -> int | None:
-        """Returns where the letter's region ends in the source as it is now, None when that cannot be told."""
-        end = letter.position + letter.length
-        grown = self._present.size - self._listed.size
-        if end >= self._listed.size or letter.reason in _WHOLE:
-            end = self._present.size
-        elif grown:
-            if self._listed.letters > 1:
-                return None
-            end += grown
-        return end if end >= letter.position else None
+    def _end(self, letter: DeadLetter, *, meets: bool) -> int | None:
+        """Returns where the letter's region ends in the source as it is now, None when that cannot be told.
+
+        Args:
+            letter: The letter.
+            meets: Whether no record need begin behind the region, because more that was not read follows.
+        """
+        position, end = letter.position, letter.position + letter.length
+        now, before, tail = self._present.size, self._listed.size, self._listed.tail
+        if letter.reason in _WHOLE:
+            return now
+        if now == before:
+            return max(end, now) if end >= before else self._checked(end, meets=meets)
+        if position >= tail:
+            return (now if end >= before else min(end, now)) if self._is_end(tail) and now >= tail else None
+        if self._is_end(position) and self._checked(end, meets=meets) is not None:
+            return end  # The change lies behind.
+        grown = end + now - before
+        is_only = self._listed.letters == 1 and grown >= position
+        return grown if is_only and self._is_end(position) and self._is_end(grown) else None
+
+    def _checked(self, end: int, *, meets: bool) -> int | None:
+        return end if meets or self._is_end(end) else None
 
     def _is_end(self, end: int) -> bool:
-        """Whether what was converted behind the region is still there."""
-        if self._spec.format != "tfrecord" or end >= self._present.size:
+        """Whether a record may begin at a position, so that what was converted beside it is still there."""
+        if self._spec.format != "tfrecord" or end in (0, self._present.size):
             return True
         with contextlib.closing(open_input(self._present)) as file:
             return tfrecord.is_boundary(file, self._present, end, self._spec)
@@ -220,7 +251,11 @@ class _Reader:
             reached = max(reached, chunk.reached or 0)
             for window in windows:
                 taken = window.take(chunk)
-                if taken.records or taken.dead:
+                if window.letter.step != "read":
+                    if taken.records:
+                        window.is_told = True
+                        yield _same_record(taken.records, window.letter)
+                elif taken.records or taken.dead:
                     yield taken
         for window in windows:
             if not window.is_settled(reached):
@@ -232,9 +267,10 @@ class _Window:
 
     def __init__(self, letter: DeadLetter) -> None:
         self.letter = letter
+        self.is_told = False
         self._start = letter.position
         to_end = is_unreadable(letter) or letter.reason in _STREAM_ENDS | _WHOLE | {"truncated"}
-        self._end = 1 << 62 if to_end else letter.position + max(1, letter.length)
+        self._end = 1 << 62 if to_end else letter.position + max(1, letter.length if letter.step == "read" else 1)
         self._is_hidden = False  # Whether damage that begins before the region covers its beginning.
 
     def end_before(self, following: _Window) -> None:
@@ -256,7 +292,30 @@ class _Window:
 
     def is_settled(self, reached: int) -> bool:
         """Whether the stream could be read as far as the region."""
+        if self.letter.step != "read":
+            return self.is_told
         return reached >= self._start and not self._is_hidden
+
+
+def _cut_at(chunk: Chunk, end: int) -> None:
+    """Leaves what is damaged behind a region to the letter that stands for it."""
+    inside = [letter for letter in chunk.dead if letter.position < end]
+    for letter in inside:
+        letter.length = min(letter.length, end - letter.position)
+    if chunk.dead and chunk.reached is not None and chunk.reached > end:
+        records = sum(map(len, chunk.records)) + tfrecord.FRAMING_BYTES * len(chunk.records)
+        chunk.num_bytes = records + sum(letter.length for letter in inside)
+    chunk.dead = inside
+
+
+def _same_record(records: list[bytes], letter: DeadLetter) -> Chunk:
+    """Returns the record of which the letter keeps the beginning, or the letter if it is another one."""
+    size = letter.carried["payload_bytes"] if letter.carried is not None else None
+    kept = letter.payload or b""
+    if len(records) != 1 or (size is not None and len(records[0]) != size) or not records[0].startswith(kept):
+        return stays(letter)
+    origin = dataclasses.replace(letter, payload=None, carried=None)
+    return Chunk(records, [letter.position], num_bytes=letter.length, origins=[origin])
 
 
 def _again(chunk: Chunk, letter: DeadLetter) -> Chunk:
