@@ -11,7 +11,7 @@ from transforms.elements import JobSpec
 from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
-from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
+from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, committed_shards, load_spec
 from transforms.store import Store
 from transforms.tries import TRIES
 from transforms.whole import add_generations, build_whole, whole_spec
@@ -66,6 +66,8 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
     write_report(base, whole)
     write_report(store, report)
+    for _, ledger in committed_shards(store, spec):  # Not from a listing alone, which may be late.
+        delete_all(store, [file.name for file in ledger.files()])
     delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
