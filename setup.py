@@ -5,7 +5,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 TENSORFLOW = ["tensorflow>=2.17"]
+HTTP = ["anyio>=4", "httpx>=0.27", "tenacity>=8.2"]
 DEV = [
+    *HTTP,
     *TENSORFLOW,
     "build",
     "grain>=0.2.3",
@@ -47,6 +49,7 @@ setup(
         "zstandard>=0.22",
     ],
     extras_require={
+        "http": HTTP,
         "tensorflow": TENSORFLOW,
         # array-record-beam-sdk pins array-record 0.5.0, which has no wheel past Python 3.11.
         "sdk": ["array-record-beam-sdk==0.1.0; python_version < '3.12'"],

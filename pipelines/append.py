@@ -12,12 +12,13 @@ from pipelines.config import JobConfig
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
 from pipelines.generation_jobs import Run, complete, finished, forget, is_base_published, mend, unfinished
-from pipelines.output import check_output, differences
+from pipelines.output import check_output
 from pipelines.plan_job import PlannedJob, plan_job
+from pipelines.space import check_space
 from transforms.generations import generation_name, generation_names, see_as
 from transforms.inputs import InputPatternError, Listing
 from transforms.new_inputs import ChangedInputsError, list_new_inputs
-from transforms.report import read_report
+from transforms.report import changed_keys, read_report
 from transforms.store import Store
 from transforms.whole import Generation, load_generation
 
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> 
     Raises:
         UsageError: Something is wrong that can be mended before any work.
     """
+    if args.resume_anyway:
+        raise UsageError("--resume-anyway goes on with the set and --append adds to it; give one of them")
     if args.overwrite:
         raise UsageError("--append adds to the set and --overwrite replaces it; give one of them")
     if args.dry_run:
@@ -85,6 +88,8 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
     if stopped is not None and _only_inputs_differ(stopped, job):
         _LOGGER.info("append %s was planned before; inputs that came since are for the next --append", stopped.name)
         return complete(run, stopped, config)
+    if config.write.check_space:
+        job.header["notes"] += filter(None, [check_space(store, job)])
     return run.job(see_as(store, name), config, job)
 
 
@@ -102,7 +107,7 @@ def show_plan(store: Store, config: JobConfig, scratch: str, *, num_records: int
 
 def _complete_base(base: Generation, config: JobConfig, run: Run) -> int:
     job = plan_job(config, limit=0, scratch=run.scratch)
-    if differences(base.header["fingerprint"], job.header["fingerprint"]) == ["inputs"]:
+    if changed_keys(base.header["fingerprint"], job.header["fingerprint"]) == ["inputs"]:
         _LOGGER.info("the set itself is not finished; inputs that came since are for the next --append")
         return complete(run, base, config)
     check_output(base.store, job, overwrite=False)
@@ -140,7 +145,7 @@ def plan_append(config: JobConfig, name: str, scratch: str, listing: Listing, ma
         config = config.model_copy(update={"source": source})
     job = plan_job(config, limit=0, scratch=scratch, generation=name, listing=listing)
     after = job.header["fingerprint"]
-    changed = [_job_differences(one.header["fingerprint"], after) for one in reversed(made)]
+    changed = [_job_differences(before, after) for one in reversed(made) for before in _fingerprints(one)]
     if all(changed):
         nearest = sorted(changed, key=len)[0]
         raise UsageError(
@@ -151,9 +156,14 @@ def plan_append(config: JobConfig, name: str, scratch: str, listing: Listing, ma
     return job
 
 
+def _fingerprints(generation: Generation) -> list[dict[str, Any]]:
+    """What a generation was made by: more than one job where it was resumed although something had changed."""
+    return [generation.header["fingerprint"], *generation.header.get("earlier_fingerprints", {}).values()]
+
+
 def _job_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     after = json.loads(json.dumps(after, default=str))
-    return [name for name in differences(before, after) if not _MAY_DIFFER & {name, name.split(".")[0]}]
+    return [name for name in changed_keys(before, after) if not _MAY_DIFFER & {name, name.split(".")[0]}]
 
 
 def _only_inputs_differ(stopped: Generation, job: PlannedJob) -> bool:
@@ -161,4 +171,4 @@ def _only_inputs_differ(stopped: Generation, job: PlannedJob) -> bool:
     report = read_report(stopped.store)
     if report is not None and report["status"] == "over_budget":
         return False
-    return differences(stopped.header["fingerprint"], job.header["fingerprint"]) == ["inputs"]
+    return changed_keys(stopped.header["fingerprint"], job.header["fingerprint"]) == ["inputs"]

@@ -10,7 +10,7 @@ from pipelines.errors import UsageError, did_you_mean
 
 GRISTMILL_FLAGS = (
     *("--input", "--output", "--config", "--format", "--name", "--split", "--shards", "--step", "--set"),
-    *("--dry-run", "--limit", "--overwrite", "--workers"),
+    *("--dry-run", "--limit", "--overwrite", "--resume-anyway", "--workers"),
 )
 
 

@@ -106,6 +106,9 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--append", action="store_true", help="convert only what is new since, as shards with names of their own"
     )
+    run.add_argument(
+        "--resume-anyway", action="store_true", help="keep committed shards though steps or write keys changed"
+    )
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
     run.add_argument(
         "--workers",

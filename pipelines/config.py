@@ -58,6 +58,7 @@ class WriteConfig(_Strict):
     compression: str = "auto"
     group_size: int = pydantic.Field(1, ge=1)
     template: str = DEFAULT_TEMPLATE
+    check_space: bool = True
 
     @pydantic.field_validator("shards", mode="before")
     @classmethod

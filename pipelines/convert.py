@@ -26,7 +26,9 @@ from pipelines.output import check_output, is_published, prepare_output
 from pipelines.plan_job import PlannedJob, plan_job, planned_shards
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
+from pipelines.resume import resume_anyway
 from pipelines.signals import stop_on_signals
+from pipelines.space import check_space
 from pipelines.supervisor import JobProcess, run_supervised
 from transforms.elements import JobSpec
 from transforms.job_lock import JobLock, LockedError
@@ -68,11 +70,15 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
             return DONE
         job = plan_job(config, limit=args.limit or 0, scratch=scratch)
+        if args.resume_anyway:
+            job = resume_anyway(store, job)
         check_output(store, job, overwrite=args.overwrite)
         if is_published(store, job.spec):
             report = read_report(store)
             print(f"{store.root} is complete: nothing left to do")
             return _conclude(store, report)
+        if config.write.check_space:
+            job.header["notes"] += filter(None, [check_space(store, job)])
         run = functools.partial(_convert_locked, store, config, job, flags, workers, process)
         return run_locked("convert", store, run, job.spec)
 

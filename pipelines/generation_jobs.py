@@ -83,7 +83,7 @@ def stored_job(generation: Generation, config: JobConfig, scratch: str) -> Plann
         }  # The whole is judged, see `transforms.whole`.
     spec = dataclasses.replace(generation.spec, import_paths=(os.getcwd(),), **limits)
     total = generation.header["total_bytes"]
-    return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, sampled=[])
+    return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, total, [])
 
 
 def complete(run: Run, generation: Generation, budget: JobConfig | None = None) -> int:

@@ -14,7 +14,7 @@ from transforms.generations import REPLAYED, STATE, generation_names, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
 from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
-from transforms.report import MANIFEST_NAME, REPORT_NAME, read_report
+from transforms.report import MANIFEST_NAME, REPORT_NAME, changed_keys, read_report
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
@@ -30,13 +30,12 @@ def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
         return
     header = _planned_header(store)
     if header is not None:
-        if header["plan_id"] == job.spec.plan_id:
+        if job.spec.accepts(str(header["plan_id"])):
             return
-        changed = differences(header["fingerprint"], job.header["fingerprint"])
-        append = "--append to convert only what is new, or " if changed == ["inputs"] else ""
+        changed = changed_keys(header["fingerprint"], job.header["fingerprint"])
         raise UsageError(
             f"{store.root} holds the output of another job ({_in_words(changed)}); "
-            f"take another directory, or pass {append}--overwrite to replace it once the new set is whole"
+            f"take another directory, {_choices(changed)}"
         )
     foreign = _foreign_file(store, job.spec)
     if foreign is not None:
@@ -73,18 +72,14 @@ def _foreign_file(store: Store, spec: JobSpec) -> str | None:
     return next((name for name, _ in store.list(folder) if pattern.fullmatch(name)), None)
 
 
-def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Returns which parts of a fingerprint differ, for example "inputs" and "write.compression"."""
-    changed: list[str] = []
-    for key in after:
-        one, other = before.get(key), after[key]
-        if one == other:
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            changed += [f"{key}.{inner}" for inner in other if one.get(inner) != other[inner]]
-        else:
-            changed.append(key)
-    return changed
+def _choices(changed: list[str]) -> str:
+    """Returns what else can be done when so much changed."""
+    if changed == ["inputs"]:
+        return "pass --append to convert only what is new, or --overwrite to replace it once the new set is whole"
+    return (
+        "pass --overwrite to replace it once the new set is whole, or pass --resume-anyway to keep the shards that are "
+        "committed"
+    )
 
 
 def _in_words(changed: list[str]) -> str:
@@ -118,7 +113,9 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     """
     store.clean()
     header = _planned_header(store)
-    if header is None or header["plan_id"] != job.spec.plan_id:
+    if header is not None and header["plan_id"] in job.spec.earlier_plans:
+        store.put_file(job.plan_path, PLAN_NAME)
+    elif header is None or header["plan_id"] != job.spec.plan_id:
         if job.spec.generation:
             forget_generation(store)
         else:

@@ -42,6 +42,7 @@ class PlannedJob:
         plan_path: Where plan.jsonl was written.
         estimated_bytes: Estimated decompressed bytes.
         estimated_records: Estimated records.
+        estimated_output_bytes: Estimated bytes of all shards, if the steps change nothing.
         sampled: Payloads that were looked at.
         state: Further files of the job's state: local paths by name.
     """
@@ -52,6 +53,7 @@ class PlannedJob:
     plan_path: str
     estimated_bytes: int
     estimated_records: int
+    estimated_output_bytes: int
     sampled: list[bytes]
     state: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -113,7 +115,16 @@ def plan_job(
 
     with open(inputs_path, "rb") as lines:
         write_plan(plan_path, make_header, _cut(spec, read_inputs(lines), total, layout, estimate))
-    return PlannedJob(spec, header, inputs_path, plan_path, total, int(total / estimate.record_bytes), sample.payloads)
+    num_records = int(total / estimate.record_bytes)
+    output_bytes = _estimate_output(spec, sample, total)
+    return PlannedJob(spec, header, inputs_path, plan_path, total, num_records, output_bytes, sample.payloads)
+
+
+def _estimate_output(spec: JobSpec, sample: Sample, total: int) -> int:
+    if spec.format == "array_record":
+        return total  # Planned in bytes of files that are compressed already.
+    saving = 0.0 if "uncompressed" in spec.writer_options else max(0.0, sample.saving())
+    return int(total * (1 - saving))
 
 
 def _list(config: JobConfig, inputs_path: str) -> Listing:
@@ -184,7 +195,7 @@ def _cut(
 
 def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int) -> dict[str, Any]:
     """Returns what decides the bytes of the output; budgets, workers, Beam and log options are not in it."""
-    write = config.write.model_dump(exclude={"output"})
+    write = config.write.model_dump(exclude={"output", "check_space"})
     source = {**config.source.model_dump(exclude={"patterns"}), "format": spec.format}
     found = versions()
     return {

@@ -80,7 +80,7 @@ def plan_replay(
     write_plan(paths["plan"], lambda _: header, walk.tasks)
     state = {LETTERS_NAME: paths["letters"], BEFORE_NAME: paths["before"]}
     total = walk.num_bytes
-    job = PlannedJob(spec, header, paths["inputs"], paths["plan"], total, walk.records, sampled=[], state=state)
+    job = PlannedJob(spec, header, paths["inputs"], paths["plan"], total, walk.records, total, [], state)
     return PlannedReplay(job, walk.reasons)
 
 
@@ -249,6 +249,7 @@ def _spec(base: JobSpec, config: JobConfig, selection: Selection, generation: st
         max_count_by_reason={},
         planned_bytes=0,
         planned_files=0,
+        earlier_plans=(),
         part_max_records=AUTO_SHARD_RECORDS,
         part_max_bytes=AUTO_SHARD_BYTES,
         replay=selection.to_fields(),

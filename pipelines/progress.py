@@ -51,7 +51,7 @@ class JobWatch:
             return
         with contextlib.suppress(ValueError):  # Half an entry; it will be made again.
             ledger = Ledger.from_json(found[0])
-            if ledger.plan_id != self._spec.plan_id:
+            if not self._spec.accepts(ledger.plan_id):
                 return
             self._seen.add(name)
             broken = self._running.add(ledger.books(), ledger.dead_by_reason)

@@ -25,12 +25,11 @@ from pipelines.generation_jobs import (
     stored_config,
     unfinished,
 )
-from pipelines.output import differences
 from pipelines.plan_replay import PlannedReplay, plan_replay
 from pipelines.supervisor import JobProcess
 from transforms.generations import generation_name, see_as
 from transforms.letters import Selection
-from transforms.report import read_report
+from transforms.report import changed_keys, read_report
 from transforms.store import Store, open_store
 from transforms.whole import Generation, load_generation
 
@@ -144,7 +143,7 @@ def replay(store: Store, config: JobConfig, selection: Selection, run: Run) -> i
             forget(stopped)
         return DONE
     name = generation_name(len(made))
-    if stopped is not None and differences(stopped.header["fingerprint"], planned.job.header["fingerprint"]):
+    if stopped is not None and changed_keys(stopped.header["fingerprint"], planned.job.header["fingerprint"]):
         forget(stopped)
     status = run.job(see_as(store, name), config, planned.job)
     _tell(store, name, planned)

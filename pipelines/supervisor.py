@@ -56,6 +56,8 @@ class JobProcess:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         os.close(self._answer)
         for relay in self._relays:
             relay.join(timeout=1)  # A process of the user's may hold the other end for ever.

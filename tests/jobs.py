@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from array_record.python.array_record_module import ArrayRecordReader
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from google_crc32c import value as crc32c
 
 from pipelines.cli import main
@@ -46,6 +46,16 @@ def write_tfrecord(path: Path, payloads: list[bytes]) -> Path:
     """Writes a TFRecord file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(frame, payloads)))
+    return path
+
+
+def write_array_record(path: Path, payloads: list[bytes]) -> Path:
+    """Writes an ArrayRecord, with array_record's own writer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = ArrayRecordWriter(os.fspath(path), "group_size:1")
+    for payload in payloads:
+        writer.write(payload)
+    writer.close()
     return path
 
 

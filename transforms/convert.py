@@ -82,6 +82,10 @@ class _RepeatShardFn(beam.DoFn):
         for task in element[1]:
             yield repeat_shard(self._store, self._spec, self._chain, task)
 
+    def teardown(self) -> None:
+        if hasattr(self, "_chain"):
+            self._chain.close()
+
 
 @dataclasses.dataclass
 class ConvertCorpus(beam.PTransform):

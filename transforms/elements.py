@@ -95,6 +95,7 @@ class JobSpec:
         planned_files: Files that the plan reads.
         limit: Read at most this many records of the shard; 0 for all.
         started_at: Unix time at which this run began, for the report.
+        earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
     """
@@ -123,8 +124,13 @@ class JobSpec:
     planned_files: int = 0
     limit: int = 0
     started_at: float = 0.0
+    earlier_plans: tuple[str, ...] = ()
     generation: str = ""
     replay: dict[str, list[str]] | None = None
+
+    def accepts(self, plan_id: str) -> bool:
+        """Whether a ledger of that plan counts for this job."""
+        return plan_id == self.plan_id or plan_id in self.earlier_plans
 
     def shard_key(self, shard: int) -> str:
         """The shard's number as it stands in file names: at least five digits, sorting as it counts."""

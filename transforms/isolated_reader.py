@@ -7,17 +7,9 @@ letter, and reading goes on behind it. No Beam here.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
 
-import transforms
+from transforms.child_call import ChildCall
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.formats import load_format
 
@@ -34,89 +26,43 @@ def read_isolated(spec: JobSpec, source: Input, start: int, end: int, *, trusted
         OSError: The machine is at fault, not the input.
     """
     if source.error is not None or not load_format(spec.format).SPLITTABLE:
-        yield from _read_stream(_Child(spec, source, start, end, trusted=trusted))
+        yield from _read_stream(spec, source, start, end, trusted=trusted)
         return
-    probe = _Child(spec, source, start, end, trusted=trusted, probe=True)
+    probe = _child(spec, source, start, end, trusted=trusted, probe=True)
     rolls = False
-    for chunk in probe.chunks():
+    for chunk in probe.items():
         rolls = rolls or chunk.rolls
     if rolls or probe.death is None:
-        yield from _read_stream(_Child(spec, source, start, end, trusted=trusted))
+        yield from _read_stream(spec, source, start, end, trusted=trusted)
         return
     yield from _Bisection(spec, source, start, end, trusted=trusted).read()
 
 
-def _read_stream(child: _Child) -> Iterator[Chunk]:
+def probe_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool) -> Iterator[Chunk]:
+    """Yields the chunks of a range without their records, to see whether it can be read."""
+    from transforms.shard_reader import read_input
+
+    for chunk in read_input(spec, source, start, end, trusted=trusted):
+        chunk.records, chunk.positions, chunk.dead, chunk.origins = [], [], [], None
+        yield chunk
+
+
+def _child(spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool, probe: bool = False) -> ChildCall:
+    target = "transforms.isolated_reader:probe_input" if probe else "transforms.shard_reader:read_input"
+    return ChildCall(target, spec=spec, source=source, start=start, end=end, trusted=trusted)
+
+
+def _read_stream(spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool) -> Iterator[Chunk]:
     """Reads what cannot be split; if its reader dies, the rest is lost."""
     from transforms.shard_reader import Progress
 
-    progress = Progress(child.source, child.start, child.end)
-    for chunk in child.chunks():
+    child = _child(spec, source, start, end, trusted=trusted)
+    progress = Progress(source, start, end)
+    for chunk in child.items():
         progress.follow(chunk)
         yield chunk
     if child.death is not None:
         yield progress.rest(REASON, f"the reader died: {child.death}")
-
-
-class _Child:
-    """One process that reads one range.
-
-    Attributes:
-        source: The input.
-        start: First position of the range.
-        end: Position after it.
-        death: After `chunks` has ended: how the process died, None when it did not.
-    """
-
-    def __init__(
-        self, spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool, probe: bool = False
-    ) -> None:
-        self.source = source
-        self.start, self.end = start, end
-        self.death: str | None = None
-        read = (spec, source, start, end, trusted)
-        # The path comes first: the rest can only be read by a process that finds our package.
-        self._order = pickle.dumps([str(Path(transforms.__file__).parents[1]), *sys.path])
-        self._order += pickle.dumps((read, probe))
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Starts the process and yields what it reads; without their records when this is a probe."""
-        read_end, write_end = os.pipe()
-        command = [sys.executable, "-P", str(Path(__file__).with_name("read_child.py")), str(write_end)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[write_end])
-        os.close(write_end)
-        try:
-            with os.fdopen(read_end, "rb") as answers:
-                yield from self._receive(process, answers)
-        finally:
-            process.kill()
-            process.wait()
-
-    def _receive(self, process: subprocess.Popen[bytes], answers: BinaryIO) -> Iterator[Chunk]:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(self._order)
-        while True:
-            length = answers.read(8)
-            data = answers.read(int.from_bytes(length, "little")) if len(length) == 8 else b""
-            if len(length) < 8 or len(data) < int.from_bytes(length, "little"):
-                self.death = _describe_end(process.wait())
-                return
-            answer: Any = pickle.loads(data)
-            if answer is None:
-                return
-            if isinstance(answer, OSError):
-                raise answer
-            yield answer
-
-
-def _describe_end(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
 
 
 class _Bisection:
@@ -179,16 +125,16 @@ class _Bisection:
         return lives
 
     def _lives(self, start: int, end: int) -> bool:
-        child = _Child(self._spec, self._source, start, end, trusted=self._trusted, probe=True)
-        for _ in child.chunks():
+        child = _child(self._spec, self._source, start, end, trusted=self._trusted, probe=True)
+        for _ in child.items():
             pass
         self._death = child.death or self._death
         return child.death is None
 
     def _part(self, start: int, end: int) -> Iterator[Chunk]:
         """Yields a part that was found to be harmless; its span becomes part of the whole's."""
-        child = _Child(self._spec, self._source, start, end, trusted=self._trusted)
-        for chunk in child.chunks():
+        child = _child(self._spec, self._source, start, end, trusted=self._trusted)
+        for chunk in child.items():
             if chunk.span is not None:
                 self._first = chunk.span.start if self._first is None else self._first
                 self._last = chunk.span.end if chunk.span.end is not None else self._last

@@ -25,7 +25,8 @@ class LockedError(RuntimeError):
 class JobLock:
     """Holds the lock of an output directory while the job runs.
 
-    A lock whose process is gone, or whose heartbeat has stopped, is taken over.
+    A lock whose process is gone, or whose heartbeat has stopped, is taken over; a holder on another machine is listened
+    to for two beats before that, since its clock may be wrong.
 
     Args:
         store: The output directory.
@@ -48,7 +49,7 @@ class JobLock:
             if found is None:
                 continue
             holder, version = found
-            if not is_stale(holder):
+            if not is_stale(holder) or self._beats(holder):
                 raise LockedError(f"{self._store.root} is being written by {describe(holder)}")
             self._store.delete(LOCK_NAME, version)
         self._thread = threading.Thread(target=self._beat, name="gristmill-lock", daemon=True)
@@ -64,6 +65,18 @@ class JobLock:
         found = read_lock(self._store)
         if found is not None and found[0].get("token") == self._token:
             self._store.delete(LOCK_NAME, found[1])
+
+    def _beats(self, holder: dict[str, Any]) -> bool:
+        """Whether a holder elsewhere renews its lock although its last heartbeat looks old: clocks differ and jump."""
+        if not holder.get("host") or holder["host"] == socket.gethostname():
+            return False
+        deadline = time.monotonic() + 2 * self._heartbeat_secs
+        while time.monotonic() < deadline:
+            time.sleep(self._heartbeat_secs / 10)
+            found = read_lock(self._store)
+            if found is not None and found[0].get("heartbeat") != holder.get("heartbeat"):
+                return True
+        return False
 
     def _entry(self) -> bytes:
         entry = {

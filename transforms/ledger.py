@@ -167,7 +167,7 @@ def find_ledger(store: Store, spec: JobSpec, shard: int, *, check_files: bool = 
         ledger = Ledger.from_json(data)
     except ValueError:
         return FoundLedger(None, version)
-    if ledger.plan_id != spec.plan_id or (check_files and not _files_exist(store, spec, ledger)):
+    if not spec.accepts(ledger.plan_id) or (check_files and not _files_exist(store, spec, ledger)):
         return FoundLedger(None, version)
     return FoundLedger(ledger, version)
 

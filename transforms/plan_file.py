@@ -38,6 +38,18 @@ def write_plan(path: str, make_header: Callable[[int], dict[str, Any]], tasks: I
     return count
 
 
+def replace_header(path: str, fields: dict[str, Any]) -> None:
+    """Gives a plan file another header; the shards stay."""
+    with tempfile.TemporaryFile() as body:
+        with open(path, "rb") as plan:
+            plan.readline()
+            shutil.copyfileobj(plan, body)
+        body.seek(0)
+        with open(path, "wb") as out:
+            out.write(_line({"gristmill_plan": PLAN_VERSION, **fields}))
+            shutil.copyfileobj(body, out)
+
+
 def _line(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 

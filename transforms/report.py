@@ -41,7 +41,8 @@ def versions() -> dict[str, str]:
 def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
     """Returns the job of a plan, for commands that only look at its output."""
     fields = dict(header["spec"])
-    fields["steps"] = tuple(fields["steps"])
+    for name in ("steps", "earlier_plans"):
+        fields[name] = tuple(fields.get(name, ()))
     return JobSpec(root=root, **fields)
 
 
@@ -88,6 +89,7 @@ class _Tally:
     """Adds up what the totals do not show."""
 
     num_committed: int = 0
+    plans: Counter[str] = dataclasses.field(default_factory=Counter)
     dropped: Counter[str] = dataclasses.field(default_factory=Counter)
     dead: Counter[str] = dataclasses.field(default_factory=Counter)
     shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -97,6 +99,7 @@ class _Tally:
 
     def add(self, ledger: Ledger, names: dict[str, str]) -> None:
         self.num_committed += 1
+        self.plans[ledger.plan_id] += 1
         self.dropped.update(ledger.dropped_by_reason)
         self.dead.update(ledger.dead_by_reason)
         for part in ledger.parts:
@@ -174,7 +177,12 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
         "shards": tally.shards,
         "sources": list(_name_sources(store, tally.lossy)),
         "sources_with_losses": tally.num_lossy,
-        "notes": [*header["notes"], *_count_note(read_config(store), len(tally.shards))],
+        "notes": [
+            *header["notes"],
+            *_count_note(read_config(store), len(tally.shards)),
+            *_code_notes(header, tally.plans),
+        ],
+        "shards_by_plan": dict(tally.plans),
         "seconds": round(time.time() - spec.started_at, 3) if spec.started_at else None,
         "config": read_config(store),
         "versions": versions(),
@@ -189,6 +197,28 @@ def _count_note(config: dict[str, Any], num_written: int) -> Iterator[str]:
             f"{asked} shards were asked for, {num_written} written: empty ones are left out, and input that cannot be "
             "split starts new ones at its bounds"
         )
+
+
+def _code_notes(header: dict[str, Any], plans: Counter[str]) -> Iterator[str]:
+    """Says which shards were made before something changed, where `--resume-anyway` kept them."""
+    for plan_id, fingerprint in header.get("earlier_fingerprints", {}).items():
+        changed = ", ".join(changed_keys(fingerprint, header["fingerprint"]))
+        if plans[plan_id]:
+            yield f"{plans[plan_id]} shards were committed by plan {plan_id}, before {changed} changed"
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Returns which parts of a job differ between two fingerprints, for example ["steps", "write.compression"]."""
+    changed: list[str] = []
+    for key in new:
+        before, after = old.get(key), new[key]
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed += [f"{key}.{inner}" for inner in after if before.get(inner) != after[inner]]
+        else:
+            changed.append(key)
+    return changed
 
 
 def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,11 @@ It tells the sizes of records, how far compressed input inflates, and whether co
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import zstandard
 
+from transforms.child_call import ChildCall
 from transforms.elements import Input, JobSpec
 from transforms.formats import load_format
 from transforms.formats.tfrecord import measure_inflation
@@ -63,7 +65,17 @@ def choose_compression(sample: Sample) -> str:
 
 
 def take_sample(inputs: list[Input], spec: JobSpec) -> Sample:
-    """Reads the first half MiB of each input; what cannot be read is left to the job, which reports it."""
+    """Reads the first half MiB of each input; what cannot be read is left to the job, which reports it.
+
+    Formats whose readers are native code are sampled in a child process: if it dies, nothing is known of the input.
+    """
+    if not load_format(spec.format).NATIVE:
+        return next(iter_sample(inputs, spec))
+    return next(ChildCall("transforms.sample:iter_sample", inputs=inputs, spec=spec).items(), Sample())
+
+
+def iter_sample(inputs: list[Input], spec: JobSpec) -> Iterator[Sample]:
+    """Yields the one sample of the inputs."""
     sample = Sample()
     for source in inputs:
         try:
@@ -76,7 +88,7 @@ def take_sample(inputs: list[Input], spec: JobSpec) -> Sample:
             continue
         finally:
             file.close()
-    return sample
+    yield sample
 
 
 def _look(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:

@@ -2,6 +2,9 @@
 
 GRISTMILL_TEST_STOP is "MOMENT TEXT FILE": at the first store call of that moment whose name holds TEXT, FILE is created
 and the process sleeps.
+
+GRISTMILL_TEST_CRASH is a text: the process aborts when its reader meets a record that holds it, as if native code
+crashed.
 """
 
 import os
@@ -33,3 +36,26 @@ def _install(moment: str, text: str, file: str) -> None:
 
 if os.environ.get("GRISTMILL_TEST_STOP"):
     _install(*os.environ["GRISTMILL_TEST_STOP"].split())
+
+
+def _crash_on(poison: bytes) -> None:
+    from transforms.formats import array_record, tfrecord
+
+    first_mismatch, read_one = tfrecord._first_mismatch, array_record._Records._read_one
+
+    def aborting_on_records(records: list[bytes], stored: list[bytes]) -> object:
+        if any(poison in record for record in records):
+            os.abort()
+        return first_mismatch(records, stored)
+
+    def aborting_on_one(self: object, index: int, chunk: object, max_record_bytes: int) -> None:
+        read_one(self, index, chunk, max_record_bytes)
+        if chunk.records and poison in chunk.records[-1]:
+            os.abort()
+
+    tfrecord._first_mismatch = aborting_on_records
+    array_record._Records._read_one = aborting_on_one
+
+
+if os.environ.get("GRISTMILL_TEST_CRASH"):
+    _crash_on(os.environ["GRISTMILL_TEST_CRASH"].encode())

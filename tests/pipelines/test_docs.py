@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -20,13 +22,16 @@ from typing import Any
 import pytest
 import yaml
 
+import jobs
 from corpora import frame_all
 from pipelines.beam_options import check_flags
 from pipelines.cli import main, make_parser
 from pipelines.config import JobConfig, load_config
 from pipelines.convert import config_of
+from services import Call, serving
 from transforms.plan import parse_size
 from transforms.steps.example import example_class
+from transforms.steps.http import HttpStep, Post
 from transforms.steps.load import load_steps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +108,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
-    sys.modules.pop("my_steps", None)
+    for name in ("my_steps", "my_captions"):
+        sys.modules.pop(name, None)
 
 
 # Configs.
@@ -154,7 +160,7 @@ def as_value(shown: str) -> Any:
 
 
 def test_readme_config_is_valid(workplace: Path) -> None:
-    [example] = code_blocks("yaml")
+    [example] = [block for block in code_blocks("yaml") if "source:" in block]
     (workplace / "example.yaml").write_text(example)
     config = load_config("example.yaml", [])
     load_steps(config.steps, (str(workplace),))
@@ -205,6 +211,50 @@ def test_readme_names_every_field_of_report_and_dead_letter(workplace: Path) -> 
 def test_all_commands_of_readme_run(workplace: Path) -> None:
     for command in readme_commands():
         assert main(command) == 0, command
+
+
+def test_readme_calls_a_service(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = [block for block in code_blocks("python") if "class Caption" in block]
+    [config] = [block for block in code_blocks("yaml") if "my_captions" in block]
+    (workplace / "my_captions.py").write_text(code)
+    monkeypatch.setenv("CAPTION_KEY", "the-key")
+    example = example_class()()
+    example.features.feature["image/encoded"].bytes_list.value.append(b"\x89PNG")
+    (workplace / "raw/part-00000.tfrecord").write_bytes(frame_all([example.SerializeToString(), b"not an example"]))
+
+    def caption(call: Call) -> None:
+        asked = json.loads(call.body)
+        text = f"{call.headers['authorization']}: {base64.b64decode(asked['image'])!r}"
+        call.reply(200, json.dumps({"caption": text}).encode())
+
+    with serving() as service:
+        service.answer = caption
+        (workplace / "captions.yaml").write_text(config.replace("http://localhost:8000/caption", service.url))
+        inputs = ["--input", "raw/part-00000.tfrecord", "--output", "out", "--set", "dead_letters.max_fraction=0.9"]
+        assert main(["convert", "--config", "captions.yaml", *inputs]) == 0
+    [record] = jobs.records(workplace / "out")
+    features = example_class().FromString(record).features.feature
+    assert list(features["caption"].bytes_list.value) == [b"Bearer the-key: b'\\x89PNG'"]
+    assert [letter["reason"] for letter in jobs.dead_letters(workplace / "out")] == ["not_example"]
+    kept = [path for path in (workplace / "out").rglob("*") if path.is_file() and b"the-key" in path.read_bytes()]
+    assert [path.name for path in kept] == ["corpus-train.array_record-00000-of-00001"]  # In the caption alone.
+
+
+def test_reference_shows_the_defaults_of_http_post() -> None:
+    text = (ROOT / "configs/reference.yaml").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^  # - use: http.post\n((?:  #   .*\n)+)", text, re.MULTILINE)
+    step = yaml.safe_load(re.sub(r"^  #   ", "", shown, flags=re.MULTILINE))
+    defaults = {
+        name: parameter.default
+        for kind in (HttpStep, Post)
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    assert sorted(step) == sorted(defaults)
+    examples = {"url", "headers"}
+    assert {name: step[name] for name in step if name not in examples} == {
+        name: defaults[name] for name in defaults if name not in examples
+    }
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -294,7 +344,7 @@ def test_readme_layout_names_every_module() -> None:
 
 def test_modules_named_in_readme_exist() -> None:
     places = [ROOT, *(ROOT / name for name in ("pipelines", "transforms", "transforms/steps", "transforms/formats"))]
-    named = {name for name in re.findall(r"[\w/]+\.py\b", README) if name != "my_steps.py" and "NAME" not in name}
+    named = {name for name in re.findall(r"[\w/]+\.py\b", README) if not name.startswith("my_") and "NAME" not in name}
     assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
 
 

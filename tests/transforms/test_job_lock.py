@@ -138,7 +138,7 @@ class TestTakeover:
     def take_over(self, store: Store, holder: dict[str, Any] | bytes) -> None:
         """Enters a directory that is locked by `holder`."""
         store.put(LOCK_NAME, holder if isinstance(holder, bytes) else json.dumps(holder).encode())
-        with JobLock(store):
+        with JobLock(store, heartbeat_secs=0.02):
             assert holder_of(store)["pid"] == os.getpid()
         assert list(store.list("")) == []
 
@@ -159,6 +159,14 @@ class TestTakeover:
     def test_lock_of_another_host_whose_heartbeat_stopped(self, store: Store) -> None:
         self.take_over(store, entry(heartbeat=time.time() - 1000))
 
+    def test_lock_that_beats_is_held_however_old_its_clock_says_it_is(self, store: Store) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(heartbeat=1)).encode())
+        beats = threading.Timer(0.03, store.put, [LOCK_NAME, json.dumps(entry(heartbeat=2)).encode()])
+        beats.start()
+        with pytest.raises(LockedError, match="process 1 on elsewhere"), JobLock(store, heartbeat_secs=0.5):
+            pass
+        assert holder_of(store)["heartbeat"] == 2
+
     @pytest.mark.parametrize(
         "content", [b"", b"{", b"{}", b"null", b"[1]", b"\xff", b'{"heartbeat": "x"}', b'{"pid": "x"}']
     )
@@ -175,7 +183,7 @@ class TestTakeover:
             def attempt(inside: list[int] = inside, most: list[int] = most, barrier: Any = barrier) -> None:
                 barrier.wait()
                 try:
-                    with JobLock(store):
+                    with JobLock(store, heartbeat_secs=0.02):
                         inside.append(1)
                         most.append(len(inside))
                         time.sleep(0.005)

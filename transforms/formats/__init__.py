@@ -3,6 +3,7 @@
 | name | what |
 |---|---|
 | `SPLITTABLE` | whether a shard may begin inside an input |
+| `NATIVE` | whether native code parses the file, which may crash on what it was not made for |
 | `read_range(file, source, start, end, spec)` | yields `Chunk`s of the records that begin in a range of positions |
 
 A position is a byte of the file as it is listed, so that planning needs sizes only. Formats whose records have no
@@ -25,6 +26,7 @@ class Format(Protocol):
     """What a format module offers."""
 
     SPLITTABLE: bool
+    NATIVE: bool
 
     def read_range(
         self, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec, *, trusted: bool = False

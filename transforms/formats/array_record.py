@@ -19,6 +19,7 @@ from transforms.formats.sniff import what_is_it
 from transforms.sources import RandomAccessFile
 
 SPLITTABLE = True
+NATIVE = True
 _READER_OPTIONS = "readahead_buffer_size:1048576,max_parallelism:1"
 
 

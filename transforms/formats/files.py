@@ -8,6 +8,7 @@ from transforms.elements import Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.sources import RandomAccessFile
 
 SPLITTABLE = False
+NATIVE = False
 
 
 def read_range(

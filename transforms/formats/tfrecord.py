@@ -25,6 +25,7 @@ from transforms.formats.tfrecord_scan import HEADER_BYTES, find_headers, is_head
 from transforms.sources import RandomAccessFile
 
 SPLITTABLE = True
+NATIVE = False
 FRAMING_BYTES = 16
 _SEARCH_BYTES = 1 << 20
 _INFLATED_HEAD_BYTES = 4096

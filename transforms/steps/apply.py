@@ -19,7 +19,8 @@ class ApplySteps(beam.PTransform):
     """Puts every record through the chain of steps.
 
     Input and output: PCollection[RecordBatch]. A record that a step fails on becomes a dead letter of its batch.
-    Batches of a shard keep their order; a batch that grows is cut, so the output numbers them anew.
+    Batches of a shard keep their order; a batch that grows is cut, so the output numbers them anew. What came in with
+    one batch may come out with a later one of its shard.
 
     Attributes:
         spec: The job, for the steps.
@@ -49,11 +50,14 @@ class _ApplyStepsFn(beam.DoFn):
         for out in self._chain.apply(batch):
             self._count(out)
             out.sequence = self._sequence
-            out.last = batch.last
             self._sequence += 1
             self._millis.inc(int(1000 * (time.perf_counter() - started)))
             yield out
             started = time.perf_counter()
+
+    def teardown(self) -> None:
+        if hasattr(self, "_chain"):
+            self._chain.close()
 
     def _count(self, out: RecordBatch) -> None:
         counters = self._counters

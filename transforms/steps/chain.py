@@ -66,6 +66,13 @@ class StepChain:
             return Outcome(failure=to_failure(error, self.steps[walk.at].name))
         return Outcome(walk.outputs, walk.drops)
 
+    def close(self) -> None:
+        """Ends what steps hold open: calls the `close` of those that have one."""
+        for step in self.steps:
+            close = getattr(step.call, "close", None)
+            if callable(close):
+                close()
+
 
 class _Walk:
     """The way of one source record through the steps, depth first."""
@@ -174,5 +181,10 @@ def _continued(batch: RecordBatch) -> RecordBatch:
 
 
 def load_chain(spec: JobSpec) -> StepChain:
-    """Returns the chain of a job's steps."""
-    return StepChain(load_steps(spec.steps, spec.import_paths), spec.max_record_bytes)
+    """Returns the chain of a job's steps, run in the way that they ask for."""
+    from transforms.steps.in_flight import ConcurrentChain, max_in_flight
+
+    steps = load_steps(spec.steps, spec.import_paths)
+    if (in_flight := max_in_flight(steps)) > 1:
+        return ConcurrentChain(steps, spec.max_record_bytes, in_flight)
+    return StepChain(steps, spec.max_record_bytes)

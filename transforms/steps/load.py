@@ -14,7 +14,7 @@ from typing import Any
 
 from transforms.steps.options import StepOptions, split_options
 
-BUILT_IN = {"example.check": "transforms.steps.example:check"}
+BUILT_IN = {"example.check": "transforms.steps.example:check", "http.post": "transforms.steps.http:Post"}
 """Steps of the library, by the name that `use` takes."""
 
 
@@ -59,6 +59,7 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     found = _import(where, target)
     options, parameters = split_options(step)
     if inspect.isclass(found):
+        options, parameters = _hand_over(found, options, parameters, step)
         return Step(name, _make(f"{where}: {name}", found, parameters), options)
     try:
         inspect.signature(found).bind(b"", **parameters)
@@ -69,10 +70,24 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     return Step(name, functools.partial(found, **parameters) if parameters else found, options)
 
 
+def _hand_over(
+    found: type, options: StepOptions, parameters: dict[str, Any], given: dict[str, Any]
+) -> tuple[StepOptions, dict[str, Any]]:
+    """Makes parameters of the options that a class sees to itself: it says so by `own_deadline` and `own_retries`."""
+    unset = StepOptions()
+    for name, flag in (("timeout_secs", "own_deadline"), ("retries", "own_retries")):
+        if getattr(found, flag, False) and given.get(name) is not None:
+            parameters = {**parameters, name: getattr(options, name)}
+            options = dataclasses.replace(options, **{name: getattr(unset, name)})
+    return options, parameters
+
+
 def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> Callable[[Any], Any]:
     """Makes the step of a class; its constructor checks the parameters."""
     try:
         step = found(**parameters)
+    except StepError as error:
+        raise StepError(f"{where}: {error}") from error
     except Exception as error:
         raise StepError(f"{where} does not take these parameters: {type(error).__name__}: {error}") from error
     if not callable(step):

@@ -14,6 +14,7 @@ import pytest
 
 from transforms.steps import example
 from transforms.steps.load import BUILT_IN, Step, StepError, load_steps, source_digest
+from transforms.steps.options import StepOptions
 
 MODULE = '''
 """Steps of a user."""
@@ -46,6 +47,16 @@ class Suffix:
         return record
 
 
+class OnItsOwn:
+    own_deadline = own_retries = True
+
+    def __init__(self, timeout_secs=60.0, retries=8):
+        self.got = timeout_secs, retries
+
+    def __call__(self, record):
+        return record
+
+
 class NotCallable:
     pass
 
@@ -60,6 +71,9 @@ class Tools:
     def strip(record):
         return record.strip()
 '''
+
+NEEDED = {"http.post": {"url": "http://localhost/"}}
+"""Parameters that steps of the library cannot do without."""
 
 
 @pytest.fixture
@@ -95,7 +109,7 @@ class TestLoading:
 
     @pytest.mark.parametrize("name", sorted(BUILT_IN))
     def test_every_library_step_loads(self, name: str) -> None:
-        [step] = load_steps([{"use": name}], [])
+        [step] = load_steps([{"use": name, **NEEDED.get(name, {})}], [])
         assert callable(step.call)
 
     def test_import_path_finds_a_function_of_the_users(self, folder: Path) -> None:
@@ -116,6 +130,17 @@ class TestLoading:
     def test_class_is_made_once_with_its_parameters(self, folder: Path) -> None:
         [step] = load(folder, {"call": "toy_steps:Suffix", "suffix": "?"})
         assert step.call(b"a") == b"a?"
+
+    def test_class_gets_the_options_that_it_sees_to_itself(self, folder: Path) -> None:
+        step, unset = load(
+            folder, {"call": "toy_steps:OnItsOwn", "timeout_secs": 2.0, "retries": 0}, {"call": "toy_steps:OnItsOwn"}
+        )
+        assert (step.call.got, unset.call.got) == ((2.0, 0), (60.0, 8))  # type: ignore[attr-defined]
+        assert step.options == StepOptions()  # Nobody else sees to them.
+
+    def test_options_stay_with_other_classes(self, folder: Path) -> None:
+        [step] = load(folder, {"call": "toy_steps:Suffix", "timeout_secs": 2.0})
+        assert step.options == StepOptions(timeout_secs=2.0)
 
     def test_builtin_without_a_signature_loads(self, folder: Path) -> None:
         [step] = load(folder, {"call": "zlib:compress"})

@@ -1,0 +1,48 @@
+"""Foresees a full disk before the job begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from pipelines.errors import UsageError
+from pipelines.plan_job import PlannedJob
+from transforms.ledger import ATTEMPTS
+from transforms.store import LocalStore, Store
+
+_SHARD_BYTES = 128 << 10
+"""What an ArrayRecord takes beside its records."""
+
+
+def check_space(store: Store, job: PlannedJob) -> str | None:
+    """Holds what the job will probably write against what is free.
+
+    Args:
+        store: The output directory.
+        job: The planned job.
+
+    Returns:
+        A warning where the job has steps, which may drop or add anything; None when all is well.
+
+    Raises:
+        UsageError: A job without steps will not fit.
+    """
+    if not isinstance(store, LocalStore):
+        return None
+    present = sum(size for _, size in store.list(ATTEMPTS))
+    needed = job.estimated_output_bytes + job.spec.num_shards * _SHARD_BYTES - present
+    free = shutil.disk_usage(_existing(store.root)).free
+    if needed <= free:
+        return None
+    text = f"the job will write about {needed:,} bytes more to {store.root}, where {free:,} are free"
+    if job.spec.steps or job.spec.limit:
+        return f"{text}, unless its steps leave much out"
+    raise UsageError(
+        f"{text}; make room, take another disk, or set write.check_space=false if the estimate (from a sample) is wrong"
+    )
+
+
+def _existing(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
