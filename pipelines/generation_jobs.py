@@ -16,6 +16,7 @@ from pipelines.supervisor import JobProcess
 from transforms.ledger import ATTEMPTS
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import MANIFEST_NAME, read_config, read_report
+from transforms.steps.load import source_digest
 from transforms.store import Store
 from transforms.whole import Generation, list_generations, load_generation
 
@@ -94,9 +95,13 @@ def complete(run: Run, generation: Generation, budget: JobConfig | None = None) 
 
 
 def mend(run: Run, generations: list[Generation]) -> None:
-    """Makes files of finished generations anew that are missing."""
+    """Makes files of finished generations anew that are missing, unless code has changed since: that gives others."""
     for generation in generations:
-        if generation.is_finished() and not is_whole(generation):
+        if not generation.is_finished() or is_whole(generation):
+            continue
+        if source_digest(generation.spec.steps) != generation.header["fingerprint"]["code of steps"]:
+            _LOGGER.warning("files of %s are missing, but the code of its steps has changed since", generation.name)
+        else:
             _LOGGER.info("files of %s %s are missing; they are made again", generation.kind, generation.name)
             complete(run, generation)
 

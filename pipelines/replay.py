@@ -33,6 +33,8 @@ from transforms.report import changed_keys, read_report
 from transforms.store import Store, open_store
 from transforms.whole import Generation, load_generation
 
+_CHANGEABLE = ("steps", "source.max_record_bytes", "dead_letters.max_fraction", "dead_letters.max_count", "beam")
+
 
 def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
     """Runs `gristmill replay`.
@@ -84,6 +86,9 @@ def config_of(args: argparse.Namespace, base: Generation) -> JobConfig:
     """
     own = stored_config(base)
     changes = [parse_change(change) for change in args.changes or []]
+    for key, _ in changes:
+        if not key.startswith(_CHANGEABLE):
+            raise UsageError(f"--set {key}: a replay keeps to the job's keys, except for {', '.join(_CHANGEABLE)}")
     given: dict[str, Any] = {} if args.config is not None else own.model_dump()
     config = load_config(args.config, [*given.items(), *changes])
     limits = config.dead_letters.model_dump(exclude={"path", "max_payload_bytes"})

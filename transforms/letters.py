@@ -114,6 +114,8 @@ def read_old_letters(store: Store, spec: JobSpec, shard: int) -> Iterator[DeadLe
     """
     file = letters_file(store, shard)
     lines_name, payloads_name = old_names(store, spec, file)
+    if store.size(lines_name) != file.lines_size:
+        raise OutputError(f"{lines_name} has changed since the replay was planned; run the same command again")
     try:
         with store.open(lines_name) as lines:
             if file.payloads_size is None:

@@ -243,7 +243,7 @@ class _Reader:
 
     def stream(self, letters: list[DeadLetter]) -> Iterator[Chunk]:
         """Reads a compressed file from its beginning and takes what lies in the letters' regions."""
-        windows = [_Window(letter) for letter in letters]
+        windows = [_Window(letter) for letter in letters if not _is_range_of_stream(letter)]
         for window, following in itertools.pairwise(windows):
             window.end_before(following)
         reached = 0
@@ -260,6 +260,11 @@ class _Reader:
         for window in windows:
             if not window.is_settled(reached):
                 yield stays(window.letter)
+
+
+def _is_range_of_stream(letter: DeadLetter) -> bool:
+    """Whether the letter is a range of a compressed file that could not be opened: its first range reads it whole."""
+    return is_unreadable(letter) and letter.position > 0 and letter.length > 0
 
 
 class _Window:

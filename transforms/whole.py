@@ -126,6 +126,7 @@ class _Adder:
         self._dropped.update(own["dropped_by_reason"])
         self._dead.update(own["dead_by_reason"])
         report["shards"] += own["shards"]
+        report["shards_by_plan"].update(own["shards_by_plan"])
         consumed = generation.header.get("consumed", {"records": 0})["records"]
         if generation.spec.replay is None:
             self._add_files(own)

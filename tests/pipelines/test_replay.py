@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -279,14 +280,17 @@ def test_missing_and_unreadable_files_are_read_whole(corpus: Corpus, shards: int
     assert check(corpus.out)["files_read"] == 3
 
 
-@pytest.mark.parametrize("shards", [1, 7])
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress])
+@pytest.mark.parametrize("shards", [1, 7, 40])
 def test_changed_file_in_ranges_is_read_whole_once(
-    corpus: Corpus, shards: int, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, shards: int, wrap: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every range of the file is a dead letter, and no record begins where most of them do."""
+    data = corpus.path(1).read_bytes()
+    corpus.path(1).write_bytes(wrap(data))
 
     def change_and_run(*arguments: Any) -> None:
-        corpus.path(1).write_bytes(corpus.path(1).read_bytes() + jobs.frame(b"record-01-000030 new"))
+        corpus.path(1).write_bytes(wrap(data + jobs.frame(b"record-01-000030 new")))
         jobs.run_plainly(*arguments)
 
     monkeypatch.setattr(local_runner, "run_pipeline", change_and_run)
