@@ -24,7 +24,7 @@ from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS
 from transforms.plan_file import INPUTS_NAME, write_plan
 from transforms.replaced import final_letters
 from transforms.report import spec_to_header, versions
-from transforms.reread import Listed, is_unreadable, listed_line, needs_source
+from transforms.reread import UNKNOWN_SIZE, Listed, is_unreadable, listed_line, needs_source
 from transforms.steps.load import source_digest
 from transforms.store import Store
 from transforms.whole import BEFORE_NAME, Generation, books_before, dead_sources, new_outcome, replayed_sources
@@ -62,9 +62,9 @@ def plan_replay(
     """
     paths = {name: os.path.join(scratch, f"replay-{name}") for name in ("inputs", "plan", "letters", "before")}
     generation = generation_name(len(made))
-    with name_table() as dead, open(paths["inputs"], "wb") as out:
-        _fill_dead(dead, made)
-        walk = _Walk(selection, out, dead)
+    with name_table() as known, open(paths["inputs"], "wb") as out:
+        _fill_known(known, made)
+        walk = _Walk(selection, out, known)
         for one in made:
             if one.spec.replay is None:
                 walk.generation(store, one)
@@ -84,20 +84,27 @@ def plan_replay(
     return PlannedReplay(job, walk.reasons)
 
 
-def _fill_dead(table: sqlite3.Connection, made: list[Generation]) -> None:
-    """Fills a table with the names of sources of which nothing could be converted, as things stand."""
+def _fill_known(table: sqlite3.Connection, made: list[Generation]) -> None:
+    """Fills a table with what replays must know of sources: (name, nothing could be converted, its end was damaged)."""
     table.execute("BEGIN")
     for generation in made:
         if generation.spec.replay is None:
             for fields, row in dead_sources(generation):
                 if row.read == row.dead:
-                    name = os.fsencode(name_from_fields("name", fields))
-                    table.execute("INSERT OR IGNORE INTO known VALUES (?, 0, 0)", [name])
+                    _set(table, name_from_fields("name", fields), "size", 1)
             continue
         for listed, row in replayed_sources(generation):
             if new_outcome(listed, row) is not None:
-                table.execute("DELETE FROM known WHERE name = ?", [os.fsencode(listed.source.name)])
+                _set(table, listed.source.name, "size", 0)
+            if listed.tail <= listed.size:
+                _set(table, listed.source.name, "mtime_ns", 1)
     table.execute("COMMIT")
+
+
+def _set(table: sqlite3.Connection, name: str, column: str, value: int) -> None:
+    key = os.fsencode(name)
+    table.execute("INSERT OR IGNORE INTO known VALUES (?, 0, 0)", [key])
+    table.execute(f"UPDATE known SET {column} = ? WHERE name = ?", [value, key])
 
 
 class _Walk:
@@ -112,13 +119,14 @@ class _Walk:
         taken: Those by reason.
     """
 
-    def __init__(self, selection: Selection, out: Any, dead: sqlite3.Connection) -> None:
+    def __init__(self, selection: Selection, out: Any, known: sqlite3.Connection) -> None:
         self._selection = selection
         self._out = out
-        self._dead = dead
+        self._known = known
+        self._had_tail = False
         self._digest = hashlib.blake2b(digest_size=16)
         self._open: Listed | None = None  # The source whose letters are being counted; its line is not yet written.
-        self._tail_end = -1  # Where the letters end that are read again and follow one another.
+        self._tail_end = -1  # Where the letters of the reader end that follow one another.
         self._end: DeadLetter | None = None  # The letter before, of any file.
         self._inputs: Iterator[tuple[int, Input]] = iter(())
         self._input: Input | None = None
@@ -198,16 +206,16 @@ class _Walk:
         if taken:
             source = dataclasses.replace(source, size=source.size + 1)
         taken_bytes = self._open.taken_bytes + (letter.length if taken else 0)
-        tail = self._tail(letter, taken=taken)
+        tail = self._tail(letter)
         self._open = dataclasses.replace(
             self._open, source=source, letters=self._open.letters + 1, taken_bytes=taken_bytes, tail=tail
         )
 
-    def _tail(self, letter: DeadLetter, *, taken: bool) -> int:
-        """Returns where the letters begin that are read again and cover the source without a gap up to this one."""
+    def _tail(self, letter: DeadLetter) -> int:
+        """Returns where the letters of the reader begin that cover the source without a gap up to this one."""
         assert self._open is not None
         start, end = letter.position, letter.position + letter.length
-        if not (taken and letter.step == "read"):
+        if letter.step != "read":
             self._tail_end = -1
             return _NO_TAIL
         joins = self._open.letters > 0 and self._tail_end == start
@@ -218,14 +226,17 @@ class _Walk:
         """Looks a source up in the inputs, which are in the same order."""
         while self._input is None or self._input.name != name:
             self._input = next(self._inputs)[1]
-        row = self._dead.execute("SELECT 1 FROM known WHERE name = ?", [os.fsencode(name)]).fetchone()
+        query = "SELECT size, mtime_ns FROM known WHERE name = ?"
+        was_dead, self._had_tail = map(bool, self._known.execute(query, [os.fsencode(name)]).fetchone() or (0, 0))
         size = 0 if self._input.error is not None else self._input.size
         source = Input(self.num_sources, name, 0, self._input.mtime_ns)
-        return Listed(self._out.tell(), source, size, self._input.mtime_ns, 0, row is not None, 0, _NO_TAIL)
+        return Listed(self._out.tell(), source, size, self._input.mtime_ns, 0, was_dead, 0, _NO_TAIL)
 
     def _close(self) -> None:
         if self._open is not None and self._tail_end < self._open.size:
-            self._open = dataclasses.replace(self._open, tail=_NO_TAIL)
+            # Where a replay has mended the end, the size is another one now, and all in front is where it was.
+            size = UNKNOWN_SIZE if self._had_tail else self._open.size
+            self._open = dataclasses.replace(self._open, tail=_NO_TAIL, size=size)
         if self._open is not None and self._open.source.size:
             self._out.write(listed_line(self._open))
             self.num_sources += 1

@@ -25,6 +25,7 @@ from transforms.store import Store
 
 _DAMAGE = {"data_checksum", "length_checksum", "impossible_length", "truncated", "not_tfrecord", "record_too_large"}
 _STREAM_ENDS = {"truncated_stream", "damaged_stream", "trailing_garbage"}
+UNKNOWN_SIZE = -1
 _WHOLE = {"not_tfrecord", "not_array_record"}
 
 
@@ -35,12 +36,12 @@ class Listed:
     Attributes:
         offset: Byte offset of its line in inputs.jsonl.
         source: The source; its size is the number of its letters that the replay takes.
-        size: Bytes of the source when it was listed for conversion.
+        size: Bytes of the source when it was listed for conversion; UNKNOWN_SIZE where its end was mended since.
         mtime_ns: Its modification time then.
         letters: All its letters, those that are not taken included.
         was_dead: Whether nothing of the source could be converted before.
         taken_bytes: Bytes of the letters that the replay takes.
-        tail: Position from which on letters that are read again cover the source to its end as listed.
+        tail: Position from which on letters of the reader cover the source to its end as listed; beyond it if none do.
     """
 
     offset: int
@@ -130,7 +131,7 @@ def _present(listed: Listed) -> Input | None:
     name = listed.source.name
     try:
         info = None if "://" in name else os.stat(os.fsencode(name))
-        present = Input(0, name, listed.size, listed.mtime_ns)
+        present = Input(0, name, max(0, listed.size), listed.mtime_ns)
         if info is not None:
             present = dataclasses.replace(present, size=info.st_size, mtime_ns=info.st_mtime_ns)
         open_input(present).close()
@@ -219,14 +220,17 @@ class _Reader:
         """
         position, end = letter.position, letter.position + letter.length
         now, before, tail = self._present.size, self._listed.size, self._listed.tail
+        before = now if before == UNKNOWN_SIZE else before
         if letter.reason in _WHOLE:
             return now
         if now == before:
             return max(end, now) if end >= before else self._checked(end, meets=meets)
-        if position >= tail:
-            return (now if end >= before else min(end, now)) if self._is_end(tail) and now >= tail else None
-        if self._is_end(position) and self._checked(end, meets=meets) is not None:
-            return end  # The change lies behind.
+        if tail <= before:  # The end was damaged; if it is where it was, so is all that is in front of it.
+            if now < tail or not self._is_end(tail):
+                return None
+            if position >= tail:
+                return now if end >= before else min(end, now)
+            return self._checked(end, meets=meets) if self._is_end(position) else None
         grown = end + now - before
         is_only = self._listed.letters == 1 and grown >= position
         return grown if is_only and self._is_end(position) and self._is_end(grown) else None
@@ -247,8 +251,15 @@ class _Reader:
         for window, following in itertools.pairwise(windows):
             window.end_before(following)
         reached = 0
-        for chunk in self._read(self._spec, self._present, 0, self._present.size):
+        for chunk in self._whole():
             reached = max(reached, chunk.reached or 0)
+            for window in windows:
+                window.look(chunk)
+        for window in windows:
+            if not window.is_in_place(reached):
+                yield stays(window.letter)
+        windows = [window for window in windows if window.is_in_place(reached)]
+        for chunk in self._whole() if windows else ():
             for window in windows:
                 taken = window.take(chunk)
                 if window.letter.step != "read":
@@ -258,8 +269,11 @@ class _Reader:
                 elif taken.records or taken.dead:
                     yield taken
         for window in windows:
-            if not window.is_settled(reached):
+            if not window.is_settled():
                 yield stays(window.letter)
+
+    def _whole(self) -> Iterator[Chunk]:
+        return self._read(self._spec, self._present, 0, self._present.size)
 
 
 def _is_range_of_stream(letter: DeadLetter) -> bool:
@@ -268,38 +282,54 @@ def _is_range_of_stream(letter: DeadLetter) -> bool:
 
 
 class _Window:
-    """A letter's region of a decompressed stream."""
+    """A letter's region of a decompressed stream.
+
+    Args:
+        letter: The letter.
+
+    Attributes:
+        letter: The letter.
+        is_told: Whether the record of a letter that a step failed on has been found.
+    """
 
     def __init__(self, letter: DeadLetter) -> None:
         self.letter = letter
         self.is_told = False
         self._start = letter.position
         to_end = is_unreadable(letter) or letter.reason in _STREAM_ENDS | _WHOLE | {"truncated"}
-        self._end = 1 << 62 if to_end else letter.position + max(1, letter.length if letter.step == "read" else 1)
-        self._is_hidden = False  # Whether damage that begins before the region covers its beginning.
+        length = letter.length if letter.step == "read" else letter.length + tfrecord.FRAMING_BYTES
+        self._end = _STREAM_END if to_end else letter.position + max(1, length)
+        self._missing = {self._start, self._end} - {0, _STREAM_END}
 
     def end_before(self, following: _Window) -> None:
         """No record lies in two regions."""
-        if self._start < following._start:
-            self._end = min(self._end, following._start)
+        if self._start < following._start < self._end:
+            self._end = following._start
+
+    def look(self, chunk: Chunk) -> None:
+        """Looks whether records or damage begin where the region begins and ends, as they did before."""
+        if self._missing:
+            self._missing.difference_update(chunk.positions, (letter.position for letter in chunk.dead))
+
+    def is_in_place(self, reached: int) -> bool:
+        """Whether the region is where it was in the stream, which ends at `reached`."""
+        return not self._missing - {reached}
 
     def take(self, chunk: Chunk) -> Chunk:
         """Returns the part of a chunk that lies in the region."""
         inside = [number for number, position in enumerate(chunk.positions) if self._start <= position < self._end]
         dead = [letter for letter in chunk.dead if self._start <= letter.position < self._end]
-        for letter in chunk.dead:
-            if letter.position < self._start < letter.position + letter.length:
-                self._is_hidden = True
         records = [chunk.records[number] for number in inside]
         num_bytes = sum(map(len, records)) + tfrecord.FRAMING_BYTES * len(records) + sum(one.length for one in dead)
         part = Chunk(records, [chunk.positions[number] for number in inside], dead, num_bytes)
         return _again(part, self.letter)
 
-    def is_settled(self, reached: int) -> bool:
-        """Whether the stream could be read as far as the region."""
-        if self.letter.step != "read":
-            return self.is_told
-        return reached >= self._start and not self._is_hidden
+    def is_settled(self) -> bool:
+        """Whether it was told what the region holds now."""
+        return self.letter.step == "read" or self.is_told
+
+
+_STREAM_END = 1 << 62
 
 
 def _cut_at(chunk: Chunk, end: int) -> None:
