@@ -45,6 +45,7 @@ setup(
         "protobuf>=4.25",
         "pydantic>=2.7",
         "PyYAML>=6",
+        "tenacity>=8.2",
         "tqdm>=4.66",
         "zstandard>=0.22",
     ],

@@ -34,6 +34,7 @@ from transforms.elements import JobSpec
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import CONFIG_NAME, build_report, read_report
 from transforms.steps.load import StepError, load_steps
+from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store, open_store
 from transforms.tries import forget_marks
 
@@ -231,6 +232,8 @@ def _convert_locked(
         _LOGGER.error("the job ended early: %s", error or type(error).__name__)
         forget_marks(store)  # All processes have ended, and none of what it read.
         raise
+    finally:
+        forget_rates(spec.plan_id, len(spec.steps))
     report = read_report(store) or build_report(store, spec, job.header)
     counts = (report["records_written"], report["records_dropped"], report["records_dead"])
     _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)

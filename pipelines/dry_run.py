@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from pipelines.local_runner import estimate_cpu_secs
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
-from transforms.steps.chain import StepChain
-from transforms.steps.load import load_steps
+from transforms.steps.job_chain import Chain, load_chain
+from transforms.steps.rate import forget_rates
 
 _SHOWN_RECORDS = 5
 _SHOWN_BYTES = 100
@@ -36,18 +37,23 @@ def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
 
 
 def _show_steps(spec: JobSpec, records: list[bytes]) -> None:
-    chain = StepChain(load_steps(spec.steps, spec.import_paths), spec.max_record_bytes)
-    for number, record in enumerate(records):
-        batch = RecordBatch(ShardTask(0, 0, 0, 0, 0, 0, 0), 0, source=Input(0, "sample", 0, 0))
-        batch.records, batch.positions = [record], [number]
-        print(f"record    {_brief(record)}")
-        for out in chain.apply(batch):
-            for output in out.records if spec.steps else []:
-                print(f"  becomes {_brief(output)}")
-            for reason in out.dropped:
-                print(f"  dropped {reason}")
-            for letter in out.dead:
-                print(f"  dead    {letter.step}: {letter.reason}: {letter.error[:200]}")
+    with contextlib.closing(load_chain(spec)) as chain:
+        for number, record in enumerate(records):
+            _show_record(spec, chain, number, record)
+    forget_rates(spec.plan_id, len(spec.steps))
+
+
+def _show_record(spec: JobSpec, chain: Chain, number: int, record: bytes) -> None:
+    batch = RecordBatch(ShardTask(0, 0, 0, 0, 0, 0, 0), 0, source=Input(0, "sample", 0, 0))
+    batch.records, batch.positions = [record], [number]
+    print(f"record    {_brief(record)}")
+    for out in chain.apply(batch):
+        for output in out.records if spec.steps else []:
+            print(f"  becomes {_brief(output)}")
+        for reason in out.dropped:
+            print(f"  dropped {reason}")
+        for letter in out.dead:
+            print(f"  dead    {letter.step}: {letter.reason}: {letter.error[:200]}")
 
 
 def _brief(record: bytes) -> str:

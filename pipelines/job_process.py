@@ -18,8 +18,10 @@ from typing import Any
 
 from pipelines.imports import without_collecting
 from pipelines.process_ties import die_before_parent, end_with_parent
+from pipelines.signals import children, end_children
 from transforms.elements import JobSpec
 
+_LOOK_SECS = 0.5
 _GRACE_SECS = 3.0
 """How long the pipeline may still run after a worker has died; the local runner may wait for ever."""
 
@@ -76,6 +78,8 @@ class _WorkerWatch:
         self._lock = threading.Lock()
         self._lost = threading.Event()
         threading.excepthook = self._on_thread_failure
+        if order.num_workers:
+            threading.Thread(target=self._count_workers, name="gristmill-workers", daemon=True).start()
 
     def answer(self, outcome: dict[str, Any]) -> None:
         """Says how the pipeline ended; an error that a dead worker explains is left to the watch."""
@@ -87,20 +91,29 @@ class _WorkerWatch:
         self._lock.acquire()  # For ever: there is one answer.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._answer_fd, json.dumps(outcome).encode() + b"\n")
-        from pipelines.signals import end_children
-
         end_children(os.getpid())
         os._exit(0)
 
     def _on_thread_failure(self, failure: threading.ExceptHookArgs) -> None:
-        """Beam waits for each worker in a thread, which fails when the worker does."""
-        if "Worker subprocess exited" not in str(failure.exc_value):
-            if not self._lost.is_set() and failure.exc_type.__name__ != "RpcError":  # Its channel broke with it.
-                threading.__excepthook__(failure)
-            return
+        """Beam waits for each worker in a thread, which fails when the worker does; so do those that talk to it."""
+        if "Worker subprocess exited" in str(failure.exc_value):
+            self._lose(str(failure.exc_value))
+        elif not self._lost.is_set() and failure.exc_type.__name__ != "RpcError":
+            threading.__excepthook__(failure)
+
+    def _count_workers(self) -> None:
+        """Notices a worker that is gone, also one that ended as if all were well. Linux only."""
+        seen: set[int] = set()
+        while not self._lost.wait(_LOOK_SECS):
+            present = set(children(os.getpid()))
+            if seen - present:
+                self._lose("a worker process ended")
+            seen |= present
+
+    def _lose(self, what: str) -> None:
         if not self._lost.is_set():
             self._lost.set()
-            threading.Timer(_GRACE_SECS, self._give_up, [str(failure.exc_value), self._living()]).start()
+            threading.Timer(_GRACE_SECS, self._give_up, [what, self._living()]).start()
 
     def _living(self) -> list[int]:
         """Returns the workers that were at a shard and live: they are not to blame."""

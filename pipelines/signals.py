@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from transforms.dead_letters import JobInterrupted
+from transforms.steps.isolate import note_stop
 
 
 @contextlib.contextmanager
@@ -24,6 +25,7 @@ def stop_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers can only be set in the main thread; whoever embeds us has their own.
         return
+    note_stop(False)
     before = {number: signal.signal(number, _stop) for number in _STOPPING}
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # Whoever started us may have chosen already: nohup.
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _detach)
@@ -39,6 +41,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     # Beam waits for its workers to end their bundles, which may be hours; what they have not committed is read again.
+    note_stop()
     for stopping in _STOPPING:
         signal.signal(stopping, _stop_at_once)
     end_children(os.getpid())
@@ -61,10 +64,26 @@ def _detach(_number: int, _frame: FrameType | None) -> None:
 
 
 def end_children(pid: int) -> None:
-    """Kills the descendants of a process: the workers that the local runner started."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+    """Kills the descendants of a process: the workers that the local runner started, and what these started.
+
+    A worker dies before its own children do, so that it cannot take their end for a failure of the record they have.
+    """
+    for child in list(_descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yields the descendants of a process, each before its own children."""
+    for child in children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of a process. Linux only; elsewhere none are found."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                end_children(child)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            found += map(int, path.read_text().split())
+    return found

@@ -19,7 +19,7 @@ from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
 from transforms.repeat import find_apart, repeat_shard
 from transforms.steps.apply import ApplySteps
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 from transforms.write import WriteShards
 
 

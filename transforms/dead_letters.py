@@ -89,7 +89,7 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 def to_failure(error: BaseException, step: str) -> Failure:
     """Returns what a step's exception says, as text only."""
     error_type, message, frames = describe_exception(error)
-    reason = "exception"
+    reason = "memory" if isinstance(error, MemoryError) else "exception"
     if isinstance(error, BadRecordError):
         try:
             reason = reason_code(error.reason)

@@ -94,6 +94,7 @@ class JobSpec:
         planned_bytes: Decompressed bytes that the plan expects to read.
         planned_files: Files that the plan reads.
         limit: Read at most this many records of the shard; 0 for all.
+        rate_share: Part of every step's `max_per_sec` that is this machine's, where several share it.
         started_at: Unix time at which this run began, for the report.
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
@@ -123,6 +124,7 @@ class JobSpec:
     planned_bytes: int = 0
     planned_files: int = 0
     limit: int = 0
+    rate_share: float = 1.0
     started_at: float = 0.0
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""

@@ -6,6 +6,7 @@ until the manifest stands, and the manifest is written last.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ from transforms.names import shard_file_name
 from transforms.repeat import settle
 from transforms.replaced import delete_replaced, final_letters, set_aside
 from transforms.report import MANIFEST_NAME
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 from transforms.store import OutputError, Store
 from transforms.whole import judge_generation
 
@@ -96,7 +97,8 @@ class Publish(beam.PTransform):
 
 
 def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
-    return settle(open_job_store(spec), spec, load_chain(spec), infos)
+    with contextlib.closing(load_chain(spec)) as chain:
+        return settle(open_job_store(spec), spec, chain, infos)
 
 
 def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, PublishTask]]:

@@ -14,7 +14,7 @@ from transforms.elements import JobSpec, ShardInfo, ShardTask
 from transforms.ledger import committed_info
 from transforms.shard_reader import read_shard
 from transforms.shard_writer import ShardWriter
-from transforms.steps.chain import StepChain
+from transforms.steps.job_chain import Chain
 from transforms.store import Store
 
 _MAX_ROUNDS = 8
@@ -32,7 +32,7 @@ def find_apart(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]
         yield dataclasses.replace(info.task, start_at=boundary, round=round_number)
 
 
-def repeat_shard(store: Store, spec: JobSpec, chain: StepChain, task: ShardTask) -> ShardInfo:
+def repeat_shard(store: Store, spec: JobSpec, chain: Chain, task: ShardTask) -> ShardInfo:
     """Reads, cleans and commits one shard in a plain loop.
 
     Raises:
@@ -54,7 +54,7 @@ def repeat_shard(store: Store, spec: JobSpec, chain: StepChain, task: ShardTask)
         raise
 
 
-def settle(store: Store, spec: JobSpec, chain: StepChain, infos: list[ShardInfo]) -> list[ShardInfo]:
+def settle(store: Store, spec: JobSpec, chain: Chain, infos: list[ShardInfo]) -> list[ShardInfo]:
     """Reads again what still does not meet after the parallel round, and returns all shards.
 
     What does not meet even then (an input that changes while it is read) the books report.

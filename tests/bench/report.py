@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from tests.bench.jobs import ALL_CORES, BARE, HELP, IN_PROCESS, ONE_WORKER, SDK, Case
+from tests.bench.search import KINDS, MAX_EXTRA_MB
 
 START_UP = "start-up"
 SCALING = "scaling"
@@ -48,10 +49,23 @@ class Target:
 
 
 class Results:
-    """All measured cases, found by section and row."""
+    """All measured cases, found by section and row.
 
-    def __init__(self, cases: Iterable[Case]) -> None:
+    Args:
+        cases: The cases.
+        isolation_us: What isolation adds to a record of 1 KB, in microseconds; None if it was not measured.
+        search: (MB/s, extra MB of memory) of looking for a record, by kind of bytes.
+    """
+
+    def __init__(
+        self,
+        cases: Iterable[Case],
+        isolation_us: float | None = None,
+        search: dict[str, tuple[float, float]] | None = None,
+    ) -> None:
         self.cases = list(cases)
+        self.isolation_us = isolation_us
+        self.search = search or {}
         self._by_name = {(case.section, case.row): case for case in self.cases}
 
     def sections(self, kind: str) -> list[str]:
@@ -126,6 +140,13 @@ def all_targets(results: Results) -> Iterable[Target]:
     yield from _memory_limits(results)
     yield from _memory_growth(results)
     yield from _start_up(results)
+    if results.isolation_us is not None:
+        figure = f"{results.isolation_us:.1f} us a record"
+        yield Target("isolation: beyond a plain step, 1 KB records", figure, "<= 30 us", results.isolation_us <= 30)
+    for kind, (speed, extra) in results.search.items():
+        wanted = f">= {KINDS[kind]} MB/s, <= {MAX_EXTRA_MB} MB"
+        met = speed >= KINDS[kind] and extra <= MAX_EXTRA_MB
+        yield Target(f"search for a record, {kind} bytes", f"{speed:.0f} MB/s, {extra:.0f} MB more memory", wanted, met)
 
 
 def workers_row(workers: int) -> str:

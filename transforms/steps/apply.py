@@ -11,7 +11,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 
 
 @dataclasses.dataclass

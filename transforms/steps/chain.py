@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from transforms.dead_letters import BadRecordError, Failure, JobInterrupted, from_failure, reason_code, to_failure
-from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, DeadLetter, JobSpec, RecordBatch
+from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, DeadLetter, RecordBatch
 from transforms.steps import Drop
-from transforms.steps.load import Step, load_steps
+from transforms.steps.load import Step
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,13 +63,22 @@ class StepChain:
         except JobInterrupted:
             raise
         except BaseException as error:  # Any class at all costs this record alone, SystemExit included.
-            return Outcome(failure=to_failure(error, self.steps[walk.at].name))
+            return Outcome(failure=self.describe(error, walk.at))
         return Outcome(walk.outputs, walk.drops)
+
+    def describe(self, error: BaseException, at: int) -> Failure:
+        """Puts into words what a step raised.
+
+        Args:
+            error: Whatever it raised.
+            at: Number of the step.
+        """
+        return to_failure(error, self.steps[at].name)
 
     def close(self) -> None:
         """Ends what steps hold open: calls the `close` of those that have one."""
         for step in self.steps:
-            close = getattr(step.call, "close", None)
+            close = step.attribute("close")
             if callable(close):
                 close()
 
@@ -178,13 +187,3 @@ def _continued(batch: RecordBatch) -> RecordBatch:
         records_added=0,
         origins=None,
     )
-
-
-def load_chain(spec: JobSpec) -> StepChain:
-    """Returns the chain of a job's steps, run in the way that they ask for."""
-    from transforms.steps.in_flight import ConcurrentChain, max_in_flight
-
-    steps = load_steps(spec.steps, spec.import_paths)
-    if (in_flight := max_in_flight(steps)) > 1:
-        return ConcurrentChain(steps, spec.max_record_bytes, in_flight)
-    return StepChain(steps, spec.max_record_bytes)

@@ -23,7 +23,7 @@ calls with pictures of 4 MB need."""
 
 def max_in_flight(steps: list[Step]) -> int:
     """Returns how many records the steps want to have in flight: the largest `max_in_flight` of their objects."""
-    found = [getattr(step.call, "max_in_flight", 1) for step in steps]
+    found = [step.attribute("max_in_flight") for step in steps]
     return max([number for number in found if isinstance(number, int)], default=1)
 
 

@@ -30,11 +30,51 @@ class Step:
         name: As in the config, used in dead letters, counters and messages.
         call: The function.
         options: How it is to be run.
+        owner: The function or object of the step itself, which may have attributes; None for `call`.
     """
 
     name: str
     call: Callable[[Any], Any]
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
+    owner: Any = dataclasses.field(default=None, compare=False)
+
+    def attribute(self, name: str) -> Any:
+        """Returns an attribute that the step itself has, None when it has not."""
+        return getattr(self.call if self.owner is None else self.owner, name, None)
+
+
+def must_isolate(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> bool:
+    """Whether the options of a chain ask for a process that can be killed.
+
+    A step may set `own_deadline = True` (as an attribute of the function or class), if it takes `timeout_secs` itself
+    and keeps to it, as HTTP calls can. Steps are only imported where that has to be known.
+
+    Raises:
+        StepError: A step does not exist.
+    """
+    _extend_path(import_paths)
+    numbered = [(f"steps[{number}]", step, split_options(step)[0]) for number, step in enumerate(steps)]
+    if any(options.isolate or options.max_memory_bytes is not None for _, _, options in numbered):
+        return True
+    return any(
+        options.timeout_secs is not None and not _has_own_deadline(_import(where, _target(where, step)[1]))
+        for where, step, options in numbered
+    )
+
+
+def step_name(step: dict[str, Any]) -> str:
+    """Returns the name of a step of the config."""
+    return str(step["call"] if "call" in step else step["use"])
+
+
+def _has_own_deadline(found: Any) -> bool:
+    return getattr(found, "own_deadline", False) is True
+
+
+def _extend_path(import_paths: Iterable[str]) -> None:
+    for path in import_paths:
+        if path not in sys.path:
+            sys.path.append(path)
 
 
 def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> list[Step]:
@@ -48,9 +88,7 @@ def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> 
     Raises:
         StepError: A step does not exist, or does not take its parameters.
     """
-    for path in import_paths:
-        if path not in sys.path:
-            sys.path.append(path)
+    _extend_path(import_paths)
     return [_load_step(f"steps[{number}]", step) for number, step in enumerate(steps)]
 
 
@@ -58,22 +96,23 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     name, target = _target(where, step)
     found = _import(where, target)
     options, parameters = split_options(step)
+    options, parameters = _hand_over(found, options, parameters, step)
     if inspect.isclass(found):
-        options, parameters = _hand_over(found, options, parameters, step)
-        return Step(name, _make(f"{where}: {name}", found, parameters), options)
+        made = _make(f"{where}: {name}", found, parameters)
+        return Step(name, made, options, owner=made)
     try:
         inspect.signature(found).bind(b"", **parameters)
     except TypeError as error:
         raise StepError(f"{where}: {name} does not take these parameters: {error}") from error
     except ValueError:
         pass  # Functions built into Python have no signature to check.
-    return Step(name, functools.partial(found, **parameters) if parameters else found, options)
+    return Step(name, functools.partial(found, **parameters) if parameters else found, options, owner=found)
 
 
 def _hand_over(
-    found: type, options: StepOptions, parameters: dict[str, Any], given: dict[str, Any]
+    found: Any, options: StepOptions, parameters: dict[str, Any], given: dict[str, Any]
 ) -> tuple[StepOptions, dict[str, Any]]:
-    """Makes parameters of the options that a class sees to itself: it says so by `own_deadline` and `own_retries`."""
+    """Makes parameters of the options that a step sees to itself: it says so by `own_deadline` and `own_retries`."""
     unset = StepOptions()
     for name, flag in (("timeout_secs", "own_deadline"), ("retries", "own_retries")):
         if getattr(found, flag, False) and given.get(name) is not None:
@@ -96,9 +135,9 @@ def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> 
 
 
 def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
+    name = step_name(step)
     if "call" in step:
-        return str(step["call"]), str(step["call"])
-    name = str(step["use"])
+        return name, name
     if name not in BUILT_IN:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}"

@@ -38,9 +38,9 @@ from services import (
 from transforms.dead_letters import BadRecordError
 from transforms.elements import RecordBatch
 from transforms.steps import Drop
-from transforms.steps.chain import load_chain
 from transforms.steps.http import HttpStep, Post
 from transforms.steps.http_client import MAX_PAUSE_SECS, retry_after
+from transforms.steps.job_chain import load_chain
 from transforms.steps.load import StepError, load_steps
 
 TIMEOUT_SECS = 20

@@ -18,8 +18,9 @@ from fakes import make_batch, make_letter, make_spec, run_python, toy_records
 from transforms.dead_letters import BadRecordError, JobInterrupted
 from transforms.elements import BATCH_MAX_RECORDS, RecordBatch, Span
 from transforms.steps import Drop, in_flight
-from transforms.steps.chain import StepChain, load_chain
+from transforms.steps.chain import StepChain
 from transforms.steps.in_flight import ConcurrentChain
+from transforms.steps.job_chain import usual_chain
 from transforms.steps.load import Step
 
 MAX_RECORD_BYTES = 1_000_000
@@ -330,7 +331,7 @@ class TestLoading:
         monkeypatch.setitem(sys.modules, "waiting_steps", types.SimpleNamespace(Waits=Waits))
 
     def load(self, *steps: dict[str, Any]) -> StepChain:
-        return load_chain(make_spec("/nowhere", steps=steps))
+        return usual_chain(make_spec("/nowhere", steps=steps))
 
     def test_a_step_that_wants_calls_in_flight_gets_them(self) -> None:
         chain = self.load({"call": "waiting_steps:Waits", "max_in_flight": 5}, {"use": "example.check"})
