@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from transforms.generations import open_job_store
 from transforms.plan_file import PLAN_NAME, read_tasks
 from transforms.publish import decide, give_names, number_parts
 from transforms.repeat import repeat_shard, settle
-from transforms.steps.chain import load_chain
+from transforms.steps.job_chain import load_chain
 
 GRISTMILL = [sys.executable, "-P", "-m", "pipelines"]
 
@@ -76,10 +77,11 @@ def verify(out: Path) -> int:
 
 def run_plainly(spec: JobSpec, flags: list[str], num_workers: int) -> None:
     """What the pipeline does, one shard after the other and without Beam: stands in for `run_pipeline`."""
-    store, chain = open_job_store(spec), load_chain(spec)
+    store = open_job_store(spec)
     with store.open(PLAN_NAME) as plan:
         tasks = [task for _, task in read_tasks(plan)]
-    infos = settle(store, spec, chain, [repeat_shard(store, spec, chain, task) for task in tasks])
+    with contextlib.closing(load_chain(spec)) as chain:
+        infos = settle(store, spec, chain, [repeat_shard(store, spec, chain, task) for task in tasks])
     for order in list(number_parts(infos, spec)):
         give_names(store, spec, order)
     finish_job(store, spec, decide(infos, spec)[1])
