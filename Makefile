@@ -20,7 +20,7 @@ DEMO := demo-output
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk demo bench \
-	convert-local dry-run verify-local build clean
+	convert-local dry-run replay-local verify-local build clean
 
 help: ## print this list
 	@echo "usage: make TARGET [NAME=value ...]"
@@ -112,7 +112,10 @@ convert-local: need-INPUT need-OUTPUT venv ## convert on this machine: INPUT='ra
 dry-run: need-INPUT need-OUTPUT venv ## print the plan, write nothing: INPUT=... OUTPUT=... [CONFIG=...] [FLAGS=...]
 	$(BIN)gristmill convert --config '$(CONFIG)' --input '$(INPUT)' --output '$(OUTPUT)' --dry-run $(FLAGS)
 
-verify-local: EXAMPLE := OUTPUT=out/mine
+replay-local verify-local: EXAMPLE := OUTPUT=out/mine
+replay-local: need-OUTPUT venv ## run the dead letters of OUTPUT=... again [FLAGS=...]
+	$(BIN)gristmill replay '$(OUTPUT)' $(FLAGS)
+
 verify-local: need-OUTPUT venv ## read every record of OUTPUT=... back and recount
 	$(BIN)gristmill verify '$(OUTPUT)'
 

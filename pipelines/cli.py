@@ -6,15 +6,21 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.errors import USAGE, UsageError
 from pipelines.imports import without_collecting
+
+if TYPE_CHECKING:
+    from pipelines.supervisor import JobProcess
 
 _DESCRIPTION = """\
 Converts and cleans training corpora into sharded ArrayRecord.
 
   gristmill convert --input 'raw/*.tfrecord' --output out/     the main job; the same command resumes it
   gristmill convert --config configs/tfrecord.yaml ...         keys in a file; --set write.shards=64 changes one
+  gristmill convert --append ...                               converts only what is new since
+  gristmill replay out/                                        runs the dead letters again
   gristmill verify out/                                        reads everything back and recounts
   gristmill report out/                                        what became of every record
   gristmill inspect FILE ...                                   what is in a TFRecord or ArrayRecord file
@@ -38,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and stop")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_convert(commands)
+    _add_replay(commands)
     verify = _add(commands, "verify", "read every output record and the ledgers back and recount everything")
     verify.add_argument("output", metavar="DIR", help="output directory of a convert job")
     report = _add(commands, "report", "rebuild the report of a job from its ledgers and print it")
@@ -97,6 +104,9 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     run.add_argument("--limit", type=int, metavar="N", help="convert only the first N records")
     run.add_argument(
+        "--append", action="store_true", help="convert only what is new since, as shards with names of their own"
+    )
+    run.add_argument(
         "--resume-anyway", action="store_true", help="keep committed shards though steps or write keys changed"
     )
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
@@ -105,6 +115,24 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="local worker processes; 0 works in this process, auto (default) picks what is worth starting",
     )
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = _add(commands, "replay", "run the dead letters of a job again; what passes now becomes new shards")
+    replay.epilog = "A flag that is not listed goes to Apache Beam if Beam has an option of exactly that name."
+    replay.add_argument("output", metavar="DIR", help="output directory of a convert job")
+    which = replay.add_argument_group("which dead letters (default: all)")
+    which.add_argument("--reason", action="append", nargs="+", metavar="CODE", help="those with one of these reasons")
+    which.add_argument(
+        "--step", action="append", nargs="+", metavar="NAME", help="those of one of these steps; read is the reader"
+    )
+    which.add_argument(
+        "--source", action="append", nargs="+", metavar="GLOB", help="those of inputs of these names (quote patterns)"
+    )
+    how = replay.add_argument_group("with what")
+    how.add_argument("--config", metavar="FILE", help="take the steps from this YAML config (default: the job's own)")
+    how.add_argument("--set", action="append", metavar="KEY=VALUE", dest="changes", help="change one config key")
+    how.add_argument("--workers", metavar="N", help="local worker processes, as in convert")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "convert":
         return _convert(args, unknown)
+    if args.command == "replay":
+        return _replay(args, unknown)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
@@ -147,13 +177,25 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
 
 def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
     """Runs convert; the process for the pipeline loads its libraries while this one loads its own and plans."""
-    from pipelines import local_runner
-    from pipelines.supervisor import JobProcess
-
     with contextlib.ExitStack() as ending:
-        process = None
-        if not args.dry_run and args.workers != "0" and local_runner.is_local(unknown):
-            process = ending.enter_context(JobProcess())
+        process = None if args.dry_run else _start_process(args, unknown, ending)
         with without_collecting():
             from pipelines import convert
         return convert.run(args, unknown, process)
+
+
+def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
+    with contextlib.ExitStack() as ending:
+        process = _start_process(args, unknown, ending)
+        with without_collecting():
+            from pipelines import replay
+        return replay.run(args, unknown, process)
+
+
+def _start_process(args: argparse.Namespace, unknown: list[str], ending: contextlib.ExitStack) -> JobProcess | None:
+    from pipelines import local_runner
+    from pipelines.supervisor import JobProcess
+
+    if args.workers == "0" or not local_runner.is_local(unknown):
+        return None
+    return ending.enter_context(JobProcess())

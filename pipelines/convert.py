@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pipelines import local_runner
@@ -28,6 +30,7 @@ from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.signals import stop_on_signals
 from pipelines.space import check_space
 from pipelines.supervisor import JobProcess, run_supervised
+from transforms.elements import JobSpec
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import CONFIG_NAME, build_report, read_report
 from transforms.steps.load import StepError, load_steps
@@ -54,10 +57,16 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     """
     config = config_of(args)
     flags = config_flags(config.beam) + check_flags(unknown)
-    workers = _parse_workers(args.workers)
-    _check_steps(config)
+    workers = parse_workers(args.workers)
+    check_steps(config)
     store = _open_output(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+        if args.append:
+            from pipelines import append  # It runs the functions below.
+            from pipelines.generation_jobs import Run
+
+            if append.has_job(store):
+                return append.run(args, store, config, Run(flags, workers, scratch, process))
         if args.dry_run:
             show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
             return DONE
@@ -72,7 +81,8 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             return _conclude(store, report)
         if config.write.check_space:
             job.header["notes"] += filter(None, [check_space(store, job)])
-        return _convert(store, config, job, flags, workers, process)
+        run = functools.partial(_convert_locked, store, config, job, flags, workers, process)
+        return run_locked("convert", store, run, job.spec)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:
@@ -106,7 +116,12 @@ def config_of(args: argparse.Namespace) -> JobConfig:
     return config
 
 
-def _parse_workers(text: str | None) -> int | None:
+def parse_workers(text: str | None) -> int | None:
+    """Reads `--workers`; None leaves the choice to us.
+
+    Raises:
+        UsageError: It is no number.
+    """
     if text is None or text == "auto":
         return None
     if not text.isdigit():
@@ -114,7 +129,12 @@ def _parse_workers(text: str | None) -> int | None:
     return int(text)
 
 
-def _check_steps(config: JobConfig) -> None:
+def check_steps(config: JobConfig) -> None:
+    """Checks that the steps can be loaded.
+
+    Raises:
+        UsageError: One cannot.
+    """
     try:
         load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
@@ -128,7 +148,36 @@ def _open_output(config: JobConfig) -> Store:
         raise UsageError(f"write.output: {error}") from error
 
 
-def _convert(
+def run_locked(command: str, store: Store, body: Callable[[], int], spec: JobSpec | None = None) -> int:
+    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
+
+    Args:
+        command: Name of the command, for messages.
+        store: The output directory.
+        body: The work; returns the exit status.
+        spec: The job, to tell how far it is when somebody else holds the lock.
+    """
+    try:
+        with JobLock(store), log_to_job(store), stop_on_signals():
+            return body()
+    except LockedError as error:
+        print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
+    except OutputError as error:
+        print(f"gristmill {command}: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"gristmill {command}: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+    return FAILED
+
+
+def _how_far(store: Store, spec: JobSpec | None) -> str:
+    if spec is None:
+        return ""
+    watch = JobWatch(store, spec)
+    watch.look()
+    return f". {watch.describe()}"
+
+
+def run_job(
     store: Store,
     config: JobConfig,
     job: PlannedJob,
@@ -136,21 +185,23 @@ def _convert(
     workers: int | None,
     process: JobProcess | None,
 ) -> int:
-    """Holds the lock, runs the pipeline and reports."""
-    try:
-        with JobLock(store), log_to_job(store), stop_on_signals():
-            return _convert_locked(store, config, job, flags, workers, process)
-    except LockedError as error:
-        watch = JobWatch(store, job.spec)
-        watch.look()
-        print(f"gristmill convert: {error}; wait for it, or stop it. {watch.describe()}", file=sys.stderr)
-        return FAILED
-    except OutputError as error:
-        print(f"gristmill convert: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("gristmill convert: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-        return FAILED
+    """Runs a planned job and reports, the base's or a generation's; the caller holds the lock.
+
+    Args:
+        store: The output directory as the job sees it.
+        config: The config, to be kept with the job.
+        job: The job.
+        flags: Beam flags.
+        workers: Local worker processes, None to choose.
+        process: Process for a local pipeline, which runs one only; None to run it in this one.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        OutputError: The job could not finish.
+    """
+    return _convert_locked(store, config, job, flags, workers, process)
 
 
 def _convert_locked(

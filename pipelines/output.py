@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
+from transforms.generations import REPLAYED, STATE, generation_names, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
 from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
@@ -30,10 +32,10 @@ def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
     if header is not None:
         if job.spec.accepts(str(header["plan_id"])):
             return
+        changed = changed_keys(header["fingerprint"], job.header["fingerprint"])
         raise UsageError(
-            f"{store.root} holds the output of another job ({_differences(header, job.header)}); "
-            "take another directory, pass --overwrite to replace it once the new set is whole, or pass --resume-anyway "
-            "to keep the shards that are committed"
+            f"{store.root} holds the output of another job ({_in_words(changed)}); "
+            f"take another directory, {_choices(changed)}"
         )
     foreign = _foreign_file(store, job.spec)
     if foreign is not None:
@@ -52,7 +54,7 @@ def _check_writable(store: Store) -> None:
         raise UsageError(f"write.output: {error}") from error
 
 
-def _planned_header(store: Store) -> dict[str, object] | None:
+def _planned_header(store: Store) -> dict[str, Any] | None:
     try:
         with store.open(PLAN_NAME) as plan:
             return read_header(plan)
@@ -70,12 +72,17 @@ def _foreign_file(store: Store, spec: JobSpec) -> str | None:
     return next((name for name, _ in store.list(folder) if pattern.fullmatch(name)), None)
 
 
-def _differences(old: dict[str, object], new: dict[str, object]) -> str:
-    """Returns which parts of the job changed, for example "inputs and write.compression changed"."""
-    before, after = old["fingerprint"], new["fingerprint"]
-    assert isinstance(before, dict)
-    assert isinstance(after, dict)
-    changed = changed_keys(before, after)
+def _choices(changed: list[str]) -> str:
+    """Returns what else can be done when so much changed."""
+    if changed == ["inputs"]:
+        return "pass --append to convert only what is new, or --overwrite to replace it once the new set is whole"
+    return (
+        "pass --overwrite to replace it once the new set is whole, or pass --resume-anyway to keep the shards that are "
+        "committed"
+    )
+
+
+def _in_words(changed: list[str]) -> str:
     return f"{', '.join(changed)} changed" if changed else "its plan differs"
 
 
@@ -90,10 +97,11 @@ def is_published(store: Store, spec: JobSpec) -> bool:
         return False
     if any(store.size(shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
         return False
-    return all(_counts(store, spec, shard) for shard in range(spec.num_shards))
+    return all(counts(store, spec, shard) for shard in range(spec.num_shards))
 
 
-def _counts(store: Store, spec: JobSpec, shard: int) -> bool:
+def counts(store: Store, spec: JobSpec, shard: int) -> bool:
+    """Whether a shard has a ledger that counts: its files are there."""
     found = find_ledger(store, spec, shard)
     return found is not None and found.ledger is not None
 
@@ -108,11 +116,30 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     if header is not None and header["plan_id"] in job.spec.earlier_plans:
         store.put_file(job.plan_path, PLAN_NAME)
     elif header is None or header["plan_id"] != job.spec.plan_id:
-        _set_old_state_aside(store)
+        if job.spec.generation:
+            forget_generation(store)
+        else:
+            _set_old_state_aside(store)
+        _put_state(store, job)
         store.put_file(job.inputs_path, INPUTS_NAME)
         store.put_file(job.plan_path, PLAN_NAME)
+    else:
+        _put_state(store, job)
     store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
+
+
+def _put_state(store: Store, job: PlannedJob) -> None:
+    for name, path in job.state.items():
+        store.put_file(path, name)
+
+
+def forget_generation(store: Store) -> None:
+    """Deletes the state of a generation of which nothing is published; the caller holds the lock."""
+    store.delete(PLAN_NAME)
+    for note, _ in list(store.list(PUBLISHED)):  # Dead letters of a generation that was over its budget.
+        delete_all(store, json.loads((store.get(note) or (b"{}", None))[0]).values())
+    delete_all(store, [name for name, _ in store.list(STATE) if not name.startswith(REPLAYED)])
 
 
 def _set_old_state_aside(store: Store) -> None:
@@ -121,14 +148,19 @@ def _set_old_state_aside(store: Store) -> None:
     found = store.get(MANIFEST_NAME)
     if found is not None:
         names.update(shard["name"] for shard in json.loads(found[0])["shards"])
-    for name, _ in store.list(PUBLISHED):
-        published = store.get(name)
-        if published is not None:
-            names.update(json.loads(published[0]).values())
+    generations = list(generation_names(store))
+    for seen in (store, *(see_as(store, generation) for generation in generations)):
+        for name, _ in seen.list(PUBLISHED):
+            published = seen.get(name)
+            if published is not None:
+                names.update(json.loads(published[0]).values())
+    names.update(name for name, _ in store.list(REPLAYED))
     if names:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
     for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME):
         store.delete(name)
+    for generation in reversed(generations):
+        delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])
     for prefix in (LEDGERS, PUBLISHED, ATTEMPTS, TRIES):
         delete_all(store, [name for name, _ in store.list(prefix)])
 

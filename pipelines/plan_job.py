@@ -13,6 +13,7 @@ from pipelines.config import JobConfig
 from pipelines.errors import UsageError
 from transforms.elements import Input, JobSpec, ShardTask, display_name
 from transforms.formats import FORMATS, guess_format, load_format
+from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (
     COMPRESSED_SUFFIXES,
@@ -43,6 +44,7 @@ class PlannedJob:
         estimated_records: Estimated records.
         estimated_output_bytes: Estimated bytes of all shards, if the steps change nothing.
         sampled: Payloads that were looked at.
+        state: Further files of the job's state: local paths by name.
     """
 
     spec: JobSpec
@@ -53,15 +55,20 @@ class PlannedJob:
     estimated_records: int
     estimated_output_bytes: int
     sampled: list[bytes]
+    state: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
+def plan_job(
+    config: JobConfig, *, limit: int, scratch: str, generation: str = "", listing: Listing | None = None
+) -> PlannedJob:
     """Lists the inputs and plans the shards.
 
     Args:
         config: The checked config.
         limit: Convert only so many records; 0 for all.
         scratch: Folder for the plan's files.
+        generation: Generation that the job is, "" for the base.
+        listing: What was listed already, into inputs.jsonl in the scratch folder; None to list now.
 
     Returns:
         The plan.
@@ -71,24 +78,26 @@ def plan_job(config: JobConfig, *, limit: int, scratch: str) -> PlannedJob:
     """
     inputs_path = os.path.join(scratch, "inputs.jsonl")
     plan_path = os.path.join(scratch, "plan.jsonl")
-    try:
-        listing = list_inputs(config.source.patterns, inputs_path, config.write.output)
-    except InputPatternError as error:
-        raise UsageError(str(error)) from error
+    if listing is None:
+        listing = _list(config, inputs_path)
     if not listing.num_inputs:
         raise UsageError(
             f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found"
         )
     chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
     spec = _base_spec(config, _choose_format(config, chosen), limit)
+    if generation:
+        spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
     estimate = sample.estimate()
     total = listing.total_bytes + int(listing.compressed_bytes * (estimate.inflation - 1))
     layout = choose_layout(ShardsRequest.parse(config.write.shards), total, estimate.record_bytes)
     fingerprint = _fingerprint(config, listing, spec, limit)
+    if generation:
+        fingerprint["generation"] = generation
     spec = dataclasses.replace(
         spec,
-        plan_id=_digest(fingerprint),
+        plan_id=digest(fingerprint),
         planned_bytes=total,
         planned_files=listing.num_inputs,
         writer_options=f"group_size:{config.write.group_size},{_choose_compression(config, sample)}",
@@ -116,6 +125,13 @@ def _estimate_output(spec: JobSpec, sample: Sample, total: int) -> int:
         return total  # Planned in bytes of files that are compressed already.
     saving = 0.0 if "uncompressed" in spec.writer_options else max(0.0, sample.saving())
     return int(total * (1 - saving))
+
+
+def _list(config: JobConfig, inputs_path: str) -> Listing:
+    try:
+        return list_inputs(config.source.patterns, inputs_path, config.write.output)
+    except InputPatternError as error:
+        raise UsageError(str(error)) from error
 
 
 def _choose_compression(config: JobConfig, sample: Sample) -> str:
@@ -194,7 +210,8 @@ def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int)
     }
 
 
-def _digest(fields: dict[str, Any]) -> str:
+def digest(fields: dict[str, Any]) -> str:
+    """Returns the plan id of a fingerprint."""
     text = json.dumps(fields, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from pipelines.errors import DONE, UsageError
 from transforms.finish import write_report
-from transforms.report import build_report, load_spec, read_report
+from transforms.report import read_report
 from transforms.store import Store, open_store
+from transforms.whole import build_whole
 
 
 def run(output: str, *, as_json: bool) -> int:
@@ -34,12 +35,11 @@ def load_report(output: str) -> tuple[Store, dict[str, Any]]:
     """
     try:
         store = open_store(output)
-        spec, header = load_spec(store)
+        report = build_whole(store)
     except FileNotFoundError as error:
         raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    report = build_report(store, spec, header)
     before = read_report(store)
     if before is not None and before["plan_id"] == report["plan_id"]:
         report["seconds"] = before["seconds"]
@@ -60,6 +60,10 @@ def print_report(store: Store, report: dict[str, Any]) -> None:
     if report["shards"]:
         first, last = report["shards"][0]["name"], report["shards"][-1]["name"]
         print(f"  shards   {len(report['shards'])}: {first}" + (f" to {last}" if last != first else ""))
+    for one in report.get("generations", []):
+        came = f"{one['letters_consumed']:,} dead letters" if one["kind"] == "replay" else "new inputs"
+        counts = f"{one['records_written']:,} written in {one['shards']} shards, {one['records_dead']:,} dead"
+        print(f"  {one['name']:8} {one['kind']} of {came}: {counts}")
     if report["seconds"]:
         print(f"  seconds  {report['seconds']:,}")
 

@@ -15,11 +15,15 @@ from pipelines.errors import DONE, UNBALANCED
 from pipelines.report import load_report
 from transforms.books import COUNTS, is_balanced
 from transforms.elements import JobSpec
+from transforms.generations import find_letters
 from transforms.ledger import Ledger, StoredFile
-from transforms.names import dead_letter_names, shard_file_pattern
-from transforms.report import MANIFEST_NAME, committed_shards, load_spec, read_report
+from transforms.letters import letters_file
+from transforms.names import shard_file_pattern
+from transforms.replaced import final_letters
+from transforms.report import MANIFEST_NAME, committed_shards, read_report
 from transforms.shard_writer import file_crc32c
 from transforms.store import Store
+from transforms.whole import Generation, list_generations, load_generation
 
 _PIECE_BYTES = 4 << 20
 _SHOWN = 50
@@ -55,15 +59,21 @@ def find_differences(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
         store: The output directory.
         rebuilt: The report as the ledgers tell it.
     """
-    spec, _ = load_spec(store)
+    generations = [load_generation(store, ""), *list_generations(store)]
+    finished = [one for one in generations if not one.name or one.is_finished()]
     if rebuilt["status"] == "incomplete":
         yield f"{rebuilt['message']}; run convert again"
+    for one in generations[1:]:
+        if one.is_decided() and not one.is_finished():
+            yield f"{one.kind} {one.name} was stopped while it was published; give its command again"
         return
     if not is_balanced(rebuilt):
         yield f"the books do not balance: { ({name: rebuilt[name] for name in COUNTS}) }"
     yield from _compare_report(store, rebuilt)
-    yield from _compare_manifest(store, spec, rebuilt)
-    yield from _check_ledgers(store, spec)
+    yield from _compare_manifest(store, generations, rebuilt)
+    for one in finished:
+        yield from _check_ledgers(one.store, one.spec)
+    yield from _count_letters(finished, rebuilt)
     yield from _check_shards(store, rebuilt)
 
 
@@ -86,7 +96,7 @@ def _compare_report(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
             yield f"report.json says {name} {report.get(name)}, the ledgers say {rebuilt[name]}"
 
 
-def _compare_manifest(store: Store, spec: JobSpec, rebuilt: dict[str, Any]) -> Iterator[str]:
+def _compare_manifest(store: Store, generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
     found = store.get(MANIFEST_NAME)
     if found is None:
         if rebuilt["status"] == "done":
@@ -98,10 +108,24 @@ def _compare_manifest(store: Store, spec: JobSpec, rebuilt: dict[str, Any]) -> I
     if manifest["num_records"] != rebuilt["records_written"]:
         yield f"manifest.json says {manifest['num_records']} records, the ledgers say {rebuilt['records_written']}"
     named = {shard["name"] for shard in manifest["shards"]}
-    pattern = shard_file_pattern(spec)
-    for name, _ in store.list(spec.template.split("{", 1)[0]):
-        if pattern.fullmatch(name) and name not in named:
-            yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too"
+    for spec in (one.spec for one in generations):
+        pattern = shard_file_pattern(spec)
+        for name, _ in store.list(spec.template.split("{", 1)[0]):
+            if pattern.fullmatch(name) and name not in named:
+                yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too"
+
+
+def _count_letters(generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
+    """All lines of all dead-letter files together are the dead records of the whole."""
+    total = 0
+    for one in generations:
+        if one.spec.replay is not None:
+            continue
+        for _, ledger in committed_shards(one.store, one.spec):
+            found = one.store.get(final_letters(one.store, one.spec, ledger.shard)[0]) if ledger.dead_lines else None
+            total += found[0].count(b"\n") if found is not None else 0
+    if total != rebuilt["records_dead"]:
+        yield f"the dead-letter files have {total} lines, the books {rebuilt['records_dead']} dead records"
 
 
 def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
@@ -120,8 +144,10 @@ def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
 
 
 def _check_dead_letters(store: Store, spec: JobSpec, ledger: Ledger) -> Iterator[str]:
-    lines_name, payloads_name = dead_letter_names(spec, ledger.shard)
-    dead = sum(row.dead * row.count for row in ledger.rows)
+    names = final_letters(store, spec, ledger.shard)
+    lines_name, payloads_name = (find_letters(store, spec.generation, name) for name in names)
+    kept = letters_file(store, ledger.shard).kept if spec.replay is not None else 0
+    dead = kept + sum(row.dead * row.count for row in ledger.rows)
     if ledger.dead_lines is None:
         if dead:
             yield f"shard {ledger.shard} has {dead} dead letters but no file of them"

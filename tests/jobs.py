@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,13 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from google_crc32c import value as crc32c
 
 from pipelines.cli import main
+from transforms.elements import JobSpec
+from transforms.finish import finish_job
+from transforms.generations import open_job_store
+from transforms.plan_file import PLAN_NAME, read_tasks
+from transforms.publish import decide, give_names, number_parts
+from transforms.repeat import repeat_shard, settle
+from transforms.steps.job_chain import load_chain
 
 GRISTMILL = [sys.executable, "-P", "-m", "pipelines"]
 
@@ -55,6 +63,28 @@ def write_array_record(path: Path, payloads: list[bytes]) -> Path:
 def convert(*arguments: str | Path) -> int:
     """Runs `gristmill convert` in this process, without workers, and returns the exit status."""
     return main(["convert", "--workers", "0", *map(str, arguments)])
+
+
+def replay(*arguments: str | Path) -> int:
+    """Runs `gristmill replay` in this process, without workers, and returns the exit status."""
+    return main(["replay", "--workers", "0", *map(str, arguments)])
+
+
+def verify(out: Path) -> int:
+    """Runs `gristmill verify` and returns the exit status."""
+    return main(["verify", str(out)])
+
+
+def run_plainly(spec: JobSpec, flags: list[str], num_workers: int) -> None:
+    """What the pipeline does, one shard after the other and without Beam: stands in for `run_pipeline`."""
+    store = open_job_store(spec)
+    with store.open(PLAN_NAME) as plan:
+        tasks = [task for _, task in read_tasks(plan)]
+    with contextlib.closing(load_chain(spec)) as chain:
+        infos = settle(store, spec, chain, [repeat_shard(store, spec, chain, task) for task in tasks])
+    for order in list(number_parts(infos, spec)):
+        give_names(store, spec, order)
+    finish_job(store, spec, decide(infos, spec)[1])
 
 
 def spawn(

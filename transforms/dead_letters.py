@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import traceback
+from typing import Any
 
-from transforms.elements import DeadLetter, name_fields
+from transforms.elements import DeadLetter, name_fields, name_from_fields
 
 MAX_ERROR_CHARS = 2_000
 MAX_REASON_CHARS = 100
@@ -113,6 +114,9 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
     Returns:
         UTF-8 JSON with a line end. A line stands for one record read and one record dead.
     """
+    if letter.carried is not None:
+        fields = {**letter.carried, "attempts": letter.attempts, "payload_index": payload_index}
+        return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
     num_bytes = None if letter.payload is None else len(letter.payload)
     fields = {
         **name_fields("source", letter.source),
@@ -130,6 +134,25 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
         "payload_truncated": num_bytes is not None and num_bytes > max_payload_bytes,
     }
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+_LINE_FIELDS = {field.name for field in dataclasses.fields(DeadLetter)}
+_LINE_FIELDS |= {"source_base64", "payload_index", "payload_bytes", "payload_truncated"}
+
+
+def from_fields(fields: dict[str, Any], payload: bytes | None) -> DeadLetter:
+    """Returns the dead letter of a line, which it carries; the inverse of `to_line`."""
+    texts = {name: fields[name] for name in ("step", "reason", "error_type", "error", "traceback")}
+    return DeadLetter(
+        name_from_fields("source", fields),
+        fields["position"],
+        fields["length"],
+        **texts,
+        payload=payload,
+        extra={name: value for name, value in fields.items() if name not in _LINE_FIELDS},
+        attempts=fields["attempts"],
+        carried=fields,
+    )
 
 
 def _safe_value(value: object) -> object:

@@ -98,6 +98,7 @@ class JobSpec:
         started_at: Unix time at which this run began, for the report.
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
+        replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
     """
 
     root: str
@@ -127,6 +128,7 @@ class JobSpec:
     started_at: float = 0.0
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""
+    replay: dict[str, list[str]] | None = None
 
     def accepts(self, plan_id: str) -> bool:
         """Whether a ledger of that plan counts for this job."""
@@ -154,6 +156,7 @@ class DeadLetter:
         whole_file: Whether nothing of the file could be read.
         extra: Further positions where they exist: row, line, member.
         attempts: How often it was tried: 1, and one more for each replay.
+        carried: In a replay, the line of a letter that stays as it is but for its attempts; None otherwise.
     """
 
     source: str
@@ -168,6 +171,7 @@ class DeadLetter:
     whole_file: bool = False
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     attempts: int = 1
+    carried: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,6 +239,7 @@ class RecordBatch:
         try_number: Which try of the shard this is, from 1, see `transforms.tries`; 0 when tries are not counted.
         isolated: Whether every step must run in a child process, because a worker died on this shard before.
         origins: In a replay, the dead letter that each record comes from; None otherwise.
+        kept: In a replay, dead letters that it does not take: they go to the new file and stand in no books of it.
     """
 
     task: ShardTask
@@ -255,6 +260,7 @@ class RecordBatch:
     try_number: int = 0
     isolated: bool = False
     origins: list[DeadLetter] | None = None
+    kept: list[DeadLetter] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

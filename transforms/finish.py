@@ -8,11 +8,13 @@ from typing import Any
 
 from transforms.books import Verdict
 from transforms.elements import JobSpec
+from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import shard_file_pattern
-from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, load_spec
+from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, committed_shards, load_spec
 from transforms.store import Store
 from transforms.tries import TRIES
+from transforms.whole import add_generations, build_whole, whole_spec
 
 REPORT_HTML_NAME = "_gristmill/report.html"
 REPLACED_NAME = "_gristmill/replaced.json"
@@ -31,11 +33,14 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     Returns:
         The report.
     """
+    if spec.generation:
+        return _finish_generation(store, spec, verdict)
     _, header = load_spec(store)
     report = build_report(store, spec, header)
     report["status"], report["message"] = verdict.status, verdict.message
     if verdict.status == "done":
         _delete_others(store, spec, {shard["name"] for shard in report["shards"]})
+        report = add_generations(store, report)
         store.put(MANIFEST_NAME, _dump(make_manifest(spec, report)))
     else:
         report["shards"] = []
@@ -43,6 +48,28 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     if verdict.status == "done":
         delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
         store.delete(REPLACED_NAME)
+    return report
+
+
+def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
+    """Adds a generation to manifest and report; returns the report of the generation alone."""
+    _, header = load_spec(store)
+    report = build_report(store, spec, header)
+    report["status"], report["message"] = verdict.status, verdict.message
+    if verdict.status != "done":
+        report["shards"] = []
+        write_report(store, report)
+        return report
+    base = base_of(store)
+    whole = build_whole(base, also=spec.generation)
+    whole["seconds"] = report["seconds"]
+    base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
+    write_report(base, whole)
+    write_report(store, report)
+    for _, ledger in committed_shards(store, spec):  # Not from a listing alone, which may be late.
+        delete_all(store, [file.name for file in ledger.files()])
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    store.put(FINISHED_NAME, b"{}")
     return report
 
 

@@ -1,11 +1,159 @@
-"""Generations: what `--append` and `replay` add to a published set, each with state and names of its own."""
+"""Generations: what `--append` and `replay` add to a published set, each with state and names of its own.
+
+A generation is a job like any other. It shares the output directory with the set that `convert` made (the base), but
+what a job keeps under `_gristmill/` it keeps under `_gristmill/g001/`, and its shards have `_g001` in their names.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import BinaryIO
+
 from transforms.elements import JobSpec
-from transforms.store import Store, open_store
+from transforms.plan_file import PLAN_NAME
+from transforms.store import Spool, Store, Version, open_store
+
+STATE = "_gristmill/"
+REPLAYED = "_gristmill/replayed/"
+DECIDED_NAME = "_gristmill/decided.json"
+"""Stands once a generation is going to be published: from then on it is completed, whatever is asked for."""
+FINISHED_NAME = "_gristmill/finished.json"
+"""Stands once a generation is part of the manifest and nothing of it is left to do."""
+_SHARED = ("_gristmill/lock.json", "_gristmill/job.log", REPLAYED)
+
+
+class GenerationStore:
+    """The output directory as a generation sees it: its state under a folder of its own, all else shared.
+
+    Args:
+        base: The output directory.
+        generation: Name of the generation, such as "g001".
+    """
+
+    def __init__(self, base: Store, generation: str) -> None:
+        self.base = base
+        self.root = base.root
+        self.generation = generation
+        self._folder = f"{STATE}{generation}/"
+
+    def _name(self, name: str) -> str:
+        if name.startswith(STATE) and not name.startswith(_SHARED):
+            return self._folder + name.removeprefix(STATE)
+        return name
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See `Store`, as all that follows."""
+        return self.base.put_if_absent(self._name(name), data)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Store`."""
+        self.base.put(self._name(name), data)
+
+    def put_file(self, path: str, name: str) -> None:
+        """See `Store`."""
+        self.base.put_file(path, self._name(name))
+
+    def get(self, name: str) -> tuple[bytes, Version] | None:
+        """See `Store`."""
+        return self.base.get(self._name(name))
+
+    def open(self, name: str) -> BinaryIO:
+        """See `Store`."""
+        return self.base.open(self._name(name))
+
+    def size(self, name: str) -> int | None:
+        """See `Store`."""
+        return self.base.size(self._name(name))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store`; state of others is not listed."""
+        for name, size in self.base.list(self._name(prefix)):
+            if name.startswith(self._folder):
+                yield STATE + name.removeprefix(self._folder), size
+            elif not name.startswith(STATE) or name.startswith(_SHARED):
+                yield name, size
+
+    def copy(self, source: str, target: str) -> None:
+        """See `Store`."""
+        self.base.copy(self._name(source), self._name(target))
+
+    def delete(self, name: str, version: Version | None = None) -> bool:
+        """See `Store`."""
+        return self.base.delete(self._name(name), version)
+
+    def spool(self, name: str) -> Spool:
+        """See `Store`."""
+        return self.base.spool(self._name(name))
+
+    def clean(self) -> None:
+        """See `Store`."""
+        self.base.clean()
+
+    def local_copy(self, name: str) -> contextlib.AbstractContextManager[str]:
+        """See `Store`."""
+        return self.base.local_copy(self._name(name))
 
 
 def open_job_store(spec: JobSpec) -> Store:
     """Opens the output directory as the job's generation sees it."""
-    return open_store(spec.root)
+    return see_as(open_store(spec.root), spec.generation)
+
+
+def see_as(store: Store, generation: str) -> Store:
+    """Returns the output directory as a generation sees it, as the base does for ""."""
+    base = base_of(store)
+    return GenerationStore(base, generation) if generation else base
+
+
+def base_of(store: Store) -> Store:
+    """Returns the output directory as the base sees it."""
+    return store.base if isinstance(store, GenerationStore) else store
+
+
+def generation_name(number: int) -> str:
+    """Returns the name of the generation of that number, from 1."""
+    return f"g{number:03d}"
+
+
+def _number(generation: str) -> int:
+    return int(generation[1:] or 0)
+
+
+def generation_names(store: Store) -> Iterator[str]:
+    """Yields the generations that are planned, in order. Their numbers have no gaps."""
+    base = base_of(store)
+    number = 1
+    while see_as(base, generation_name(number)).size(PLAN_NAME) is not None:
+        yield generation_name(number)
+        number += 1
+
+
+def name_generation(spec: JobSpec, generation: str) -> JobSpec:
+    """Returns the job with file names of its generation: `train` becomes `train_g001`, which TFDS parses as a split."""
+    template = spec.template
+    if "{SPLIT}" not in template:  # Then the split cannot keep the names of generations apart.
+        first = min((place, name) for name in _NUMBERS if (place := template.find(name)) >= 0)[1]
+        template = template.replace(first, f"{generation}-{first}", 1)
+    return dataclasses.replace(spec, generation=generation, split=f"{spec.split}_{generation}", template=template)
+
+
+_NUMBERS = ("{SHARD_X_OF_Y}", "{SHARD_INDEX}")
+
+
+def moved_name(generation: str, final: str) -> str:
+    """Returns where a replay keeps the dead-letter file that it consumed under a final name."""
+    return f"{REPLAYED}{generation}/{final.rpartition('/')[2]}"
+
+
+def find_letters(store: Store, generation: str, final: str) -> str:
+    """Returns where the dead-letter file is that a generation published under a final name.
+
+    That is there, unless a later replay has put another one in its place.
+    """
+    base = base_of(store)
+    for later in generation_names(base):
+        if _number(later) > _number(generation) and base.size(moved_name(later, final)) is not None:
+            return moved_name(later, final)
+    return final

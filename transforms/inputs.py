@@ -72,7 +72,8 @@ class _Found:
 class _Lister:
     """Expands patterns one after the other; counts what it skips."""
 
-    def __init__(self, excluded_folder: bytes) -> None:
+    def __init__(self, excluded_folder: bytes, *, may_be_gone: bool = False) -> None:
+        self._may_be_gone = may_be_gone
         self._excluded = os.path.realpath(excluded_folder)
         self._working_folder = os.fsencode(os.getcwd()) + b"/"
         self._real_folders: dict[bytes, bytes] = {}
@@ -95,6 +96,8 @@ class _Lister:
             return
         found = self._expand_path(self._absolute(os.fsencode(argument)))
         first = next(found, None)
+        if first is None and self._may_be_gone:
+            return
         if first is None:
             raise InputPatternError(f"input {argument!r} matches no file; check the path, and quote it in the shell")
         yield itertools.chain([first], found)
@@ -315,13 +318,14 @@ def _rows_in_order(
     return table.execute(_UNIQUE_IN_ORDER)
 
 
-def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listing:
+def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be_gone: bool = False) -> Listing:
     """Lists the inputs and writes them to a file of JSON lines.
 
     Args:
         arguments: Names, folders, patterns and `@lists`, in order. Folders are taken with all that is below them.
         path: Where to write inputs.jsonl.
         excluded_folder: The output folder, which is never an input.
+        may_be_gone: Whether an argument may match nothing.
 
     Returns:
         Counts and the fingerprint.
@@ -329,7 +333,8 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str) -> Listin
     Raises:
         InputPatternError: An argument matches nothing, or a list cannot be read.
     """
-    lister = _Lister(os.path.normpath(os.path.join(os.fsencode(os.getcwd()), os.fsencode(excluded_folder))))
+    excluded = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), os.fsencode(excluded_folder)))
+    lister = _Lister(excluded, may_be_gone=may_be_gone)
     digest = hashlib.blake2b(digest_size=16)
     num_inputs = total_bytes = compressed_bytes = 0
     with _table() as table, open(path, "wb") as out:

@@ -13,6 +13,7 @@ from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
 from transforms.elements import JobSpec, ShardInfo, ShardTask
+from transforms.generations import find_letters
 from transforms.store import OutputError, Store, Version
 
 ATTEMPTS = "_gristmill/attempts/"
@@ -176,7 +177,14 @@ def _files_exist(store: Store, spec: JobSpec, ledger: Ledger) -> bool:
     if not missing:
         return True
     names = read_published(store, spec, ledger.shard)
-    return all(file.name in names and store.size(names[file.name]) == file.size for file in missing)
+    return all(file.name in names and _is_there(store, spec, ledger, file, names[file.name]) for file in missing)
+
+
+def _is_there(store: Store, spec: JobSpec, ledger: Ledger, file: StoredFile, final: str) -> bool:
+    """Whether a published file is there, also when it is a dead-letter file that a replay has consumed since."""
+    if file not in ledger.parts:
+        final = find_letters(store, spec.generation, final)
+    return store.size(final) == file.size
 
 
 def committed_info(store: Store, spec: JobSpec, task: ShardTask) -> ShardInfo:

@@ -19,13 +19,15 @@ from transforms.books import JobBooks, Verdict, add_up, judge
 from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
-from transforms.generations import open_job_store
+from transforms.generations import DECIDED_NAME, find_letters, open_job_store
 from transforms.ledger import find_ledger, published_name
-from transforms.names import dead_letter_names, shard_file_name
+from transforms.names import shard_file_name
 from transforms.repeat import settle
+from transforms.replaced import delete_replaced, final_letters, set_aside
 from transforms.report import MANIFEST_NAME
 from transforms.steps.job_chain import load_chain
 from transforms.store import OutputError, Store
+from transforms.whole import judge_generation
 
 NOT_PUBLISHED = -1
 
@@ -115,6 +117,8 @@ def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
     if any(info.not_run for info in infos):
         message = called_off(open_job_store(spec)) or "the job was called off"
         return books, Verdict("over_budget", message, dead_fraction(books.totals))
+    if spec.generation:
+        return books, judge_generation(open_job_store(spec), spec, books)
     return books, judge(books, Budget.of(spec))
 
 
@@ -127,13 +131,19 @@ def number_parts(infos: list[ShardInfo], spec: JobSpec) -> Iterator[PublishTask]
     total = sum(info.num_parts for info in infos)
     first = 0
     for info in infos:
-        if info.num_parts or info.books.get("records_dead"):
+        if info.num_parts or info.books.get("records_dead") or spec.replay is not None:
             yield PublishTask(info.task.shard, first if done else NOT_PUBLISHED, total)
         first += info.num_parts
 
 
 def _withdraw_old_manifest(store: Store, spec: JobSpec) -> None:
-    """Takes away the manifest of the set that is being replaced, before the first of its files changes."""
+    """Takes away the manifest of the set that is being replaced, before the first of its files changes.
+
+    A generation replaces none: it notes that from here on it is going to be completed.
+    """
+    if spec.generation:
+        store.put_if_absent(DECIDED_NAME, b"{}")
+        return
     found = store.get(MANIFEST_NAME)
     if found is not None and json.loads(found[0]).get("plan_id") != spec.plan_id:
         store.delete(MANIFEST_NAME)
@@ -158,6 +168,8 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
     Raises:
         OutputError: A committed file is gone.
     """
+    if spec.replay is not None and task.first == NOT_PUBLISHED:
+        return  # The old dead letters stand until what passes now is published.
     found = find_ledger(store, spec, task.shard)
     if found is None or found.ledger is None:
         raise OutputError(f"committed files of shard {task.shard} are gone; run the same command again")
@@ -166,18 +178,21 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
     if task.first != NOT_PUBLISHED:
         for number, part in enumerate(ledger.parts, task.first):
             names[part.name] = shard_file_name(spec, number, task.total)
-    lines_name, payloads_name = dead_letter_names(spec, task.shard)
+    lines_name, payloads_name = final_letters(store, spec, task.shard)
+    set_aside(store, spec, task.shard)
     if ledger.dead_lines is not None:
         names[ledger.dead_lines.name] = lines_name
     if ledger.dead_payloads is not None:
         names[ledger.dead_payloads.name] = payloads_name
     sizes = {file.name: file.size for file in ledger.files()}
     for name, final in names.items():
+        target = find_letters(store, spec.generation, final) if final in (lines_name, payloads_name) else final
         try:
-            store.copy(name, final)
+            store.copy(name, target)
         except FileNotFoundError as error:
-            if store.size(final) != sizes[name]:
+            if store.size(target) != sizes[name]:
                 raise OutputError(f"committed file {name} is gone; run the same command again") from error
+    delete_replaced(store, spec, task.shard, set(names.values()))
     store.put(published_name(spec, task.shard), json.dumps(names).encode())
 
 

@@ -47,6 +47,11 @@ def read_shard(store: Store, spec: JobSpec, task: ShardTask) -> Iterator[RecordB
 
 def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool) -> Iterator[RecordBatch]:
     """Yields the batches of a shard, not yet numbered."""
+    if spec.replay is not None:
+        from transforms.replay_reader import read_letters  # It needs the readers below.
+
+        yield from read_letters(store, spec, task, isolated=isolated)
+        return
     left = spec.limit or None
     for source, start, end in _slices(store, task):
         for chunk in _read_slice(spec, source, start, end, task, isolated=isolated):

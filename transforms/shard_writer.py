@@ -116,6 +116,8 @@ class ShardWriter:
         for letter in batch.dead:
             self._letters.add(letter)
             self._dead[letter.reason] += 1
+        for letter in batch.kept:
+            self._letters.add(letter)
         self._dropped.update(batch.dropped)
 
     def commit(self) -> ShardInfo:
@@ -244,6 +246,8 @@ class _DeadLetterFiles:
     def add(self, letter: DeadLetter) -> None:
         payload_index = None
         limit = self._writer.spec.max_payload_bytes
+        if letter.carried is not None and letter.payload is not None:
+            limit = max(limit, len(letter.payload))  # It was cut when it was met first, never again.
         if letter.payload is not None:
             if self._payloads is None:
                 self._payloads = self._writer.record_file("dead.payloads", _PAYLOAD_OPTIONS)

@@ -253,8 +253,8 @@ class LocalStore:
         yield self._path(name)
 
     def clean(self) -> None:
-        """Deletes temporary files of writers that were killed: they lie in the root and at most two folders below."""
-        for pattern in ("", "*/", "*/*/"):
+        """Deletes temporary files of writers that were killed: they lie in the root and at most three folders below."""
+        for pattern in ("", "*/", "*/*/", "*/*/*/"):
             for path in glob.iglob(f"{glob.escape(self.root)}/{pattern}{_TEMPORARY_PREFIX}*"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)

@@ -68,6 +68,21 @@ def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: in
     yield Chunk(dead=[letter], num_bytes=file.size, span=Span(start, end, 0, file.size))
 
 
+def read_rows(source: Input, rows: list[int], max_record_bytes: int) -> Iterator[Chunk | None]:
+    """Yields one chunk for each record number, None for what the file no longer holds."""
+    reader = _open(source)
+    if reader is None:
+        yield from (None for _ in rows)
+        return
+    records = _Records(reader, source)
+    try:
+        count = reader.num_records()
+        for row in rows:
+            yield next(records.read(row, row + 1, max_record_bytes)) if row < count else None
+    finally:
+        records.close()
+
+
 class _Records:
     """Reads records one after the other, so that a batch can end when it is full, whatever their sizes."""
 

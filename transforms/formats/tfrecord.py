@@ -95,6 +95,11 @@ def read_range(
         yield Chunk(span=Span(start, end, None, None))
 
 
+def is_boundary(file: RandomAccessFile, source: Input, position: int, spec: JobSpec) -> bool:
+    """Whether a record of a plain file begins at `position`, or the file ends there."""
+    return _FrameReader(PlainBytes(file), source, spec)._ends_well(position)
+
+
 def measure_inflation(file: RandomAccessFile) -> tuple[int, int]:
     """Returns (decompressed, compressed) bytes of the first MiB that a file inflates to; (0, 0) for a plain file."""
     compression = detect_compression(file)
