@@ -170,6 +170,7 @@ class Progress:
         self._is_stream = False
 
     def follow(self, chunk: Chunk) -> None:
+        """Takes note of what was read."""
         if chunk.reached is None:
             self._position += chunk.num_bytes
             return
