@@ -58,7 +58,7 @@ def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: boo
             if left is not None:
                 chunk = _cut(chunk, left)
                 left -= len(chunk.records) + len(chunk.dead)
-            yield _to_batch(task, source, chunk)
+            yield RecordBatch.of_chunk(task, source, chunk)
             if left == 0:
                 break
         if left == 0:
@@ -207,19 +207,3 @@ def _cut(chunk: Chunk, limit: int) -> Chunk:
     num_bytes = sum(map(len, records)) + sum(letter.length for letter in dead)
     positions = chunk.positions[:limit]
     return dataclasses.replace(chunk, records=records, positions=positions, dead=dead, num_bytes=num_bytes)
-
-
-def _to_batch(task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:
-    return RecordBatch(
-        task,
-        0,
-        source=source,
-        records=chunk.records,
-        positions=chunk.positions,
-        dead=chunk.dead,
-        records_read=len(chunk.records) + len(chunk.dead),
-        num_bytes=chunk.num_bytes,
-        span=chunk.span,
-        rolls=chunk.rolls,
-        origins=chunk.origins,
-    )
