@@ -59,13 +59,13 @@ def make_corpus(rng: random.Random, folder: Path, format_name: str, shards: str)
     for file in victims:
         kinds = IN_PLACE if format_name == "array_record" and rng.random() < 0.6 else KINDS
         for _ in range(rng.choice([1, 1, 2, 3, 6])):
-            damage(file.file, rng, _targets(file, shards), kinds)
+            damage(file.file, rng, targets(file, shards), kinds)
     for file in files:
         file.path.write_bytes(file.file.data)
     return files
 
 
-def _targets(file: TortureFile, shards: str) -> list[int]:
+def targets(file: TortureFile, shards: str) -> list[int]:
     """Where damage is worst: at frames, and where the file is probably cut into ranges."""
     if file.path.suffix == ".array_record":
         return [file.stream.find(payload) for payload in file.payloads]

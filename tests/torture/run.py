@@ -27,7 +27,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import psutil
 
-from torture import damaged, kills, misfortunes
+from torture import damaged, kills, misfortunes, quick_beam
 from torture.oracle import DiscrepancyError
 from torture.tally import Case, Tally
 
@@ -35,7 +35,10 @@ HARD_LIMIT_SECS = 590
 """When whatever still runs is ended, so that a hang is found as well."""
 
 _TELL_SECS = 30
-_LANES = {"damage": 2, "steps": 1, "kill": 2}
+_LOOK_SECS = 0.2
+_KILLS_A_JOB = 4
+_FLAGS = {"damage": "corpora", "steps": "steps", "kill": "kills"}
+_LANES = {"damage": 3, "steps": 1, "kill": 2}
 _RUNNERS: dict[str, Callable[[Case, Path], Tally]] = {
     "damage": damaged.run_case,
     "steps": misfortunes.run_case,
@@ -54,7 +57,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540, help="no case is started after that")
     parser.add_argument("--corpora", type=int, default=220, help="damaged corpora to convert")
     parser.add_argument("--kills", type=int, default=54, help="processes to kill")
-    parser.add_argument("--steps", type=int, default=16, help="jobs with misbehaving steps to run")
+    parser.add_argument("--steps", type=int, default=12, help="jobs with misbehaving steps to run")
     parser.add_argument("--only", metavar="KIND:NUMBER", help="one case: damage:17, steps:3, kill:5")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     return parser.parse_args(argv)
@@ -101,7 +104,7 @@ class Campaign:
         self._numbers = {kind: itertools.count() for kind in _LANES}
         self._running: set[Case] = set()
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            _LANES["damage"], mp_context=multiprocessing.get_context("spawn")
+            _LANES["damage"], multiprocessing.get_context("spawn"), quick_beam.remember
         )
         self._lock = threading.Lock()
         self.tally = Tally()
@@ -132,10 +135,15 @@ class Campaign:
     def _run_lane(self, kind: str) -> None:
         while self.seconds < self._args.seconds and not self.discrepancies:
             with self._lock:
-                case = Case(self._args.seed, kind, next(self._numbers[kind]))
-                if self._is_enough(case):
+                if self._is_enough(kind):
                     return
-                self._running.add(case)
+                case = None
+                if not self._will_be_enough(kind):
+                    case = Case(self._args.seed, kind, next(self._numbers[kind]))
+                    self._running.add(case)
+            if case is None:
+                time.sleep(_LOOK_SECS)
+                continue
             outcome = self._run_case(case)
             with self._lock:
                 self._running.discard(case)
@@ -144,10 +152,14 @@ class Campaign:
                 else:
                     self.tally.add(outcome)
 
-    def _is_enough(self, case: Case) -> bool:
-        if case.kind == "kill":
-            return self.tally.kills.total() >= self._args.kills
-        return case.number >= (self._args.corpora if case.kind == "damage" else self._args.steps)
+    def _is_enough(self, kind: str) -> bool:
+        return _done(self.tally, kind) >= getattr(self._args, _FLAGS[kind])
+
+    def _will_be_enough(self, kind: str) -> bool:
+        """Whether the cases that run are likely to be the last ones."""
+        running = sum(case.kind == kind for case in self._running)
+        each = _KILLS_A_JOB if kind == "kill" else 1
+        return running > 0 and _done(self.tally, kind) + each * running >= getattr(self._args, _FLAGS[kind])
 
     def _run_case(self, case: Case) -> Tally | str:
         folder = self._folder / f"{case.kind}-{case.number}"
@@ -169,24 +181,27 @@ class Campaign:
         print(f"  {self.seconds:4.0f} s: {done}", flush=True)
 
     def _end(self) -> None:
-        """Ends what still runs, which by now should be nothing."""
+        """Ends what still runs, which should be nothing."""
         with self._lock:
             for case in self._running:
                 self.discrepancies[case] = "it did not come to an end"
-        self._pool.shutdown(wait=False)
-        for process in psutil.Process().children(recursive=True):
+        self._pool.shutdown(wait=not self._running)
+        for process in psutil.Process().children(recursive=True) if self._running else []:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
 def shortfalls(tally: Tally, args: argparse.Namespace) -> list[str]:
     """Says what there was no time for."""
-    wanted = {
-        "corpora": (tally.counts["corpora"], args.corpora),
-        "kills": (tally.kills.total(), args.kills),
-        "jobs with misbehaving steps": (tally.counts["jobs with misbehaving steps"], args.steps),
-    }
-    return [f"only {got} of {asked} {what}" for what, (got, asked) in wanted.items() if got < asked]
+    wanted = {name: (_done(tally, kind), getattr(args, name)) for kind, name in _FLAGS.items()}
+    return [f"only {done} of {asked} {name}" for name, (done, asked) in wanted.items() if done < asked]
+
+
+def _done(tally: Tally, kind: str) -> int:
+    """Returns how much of what was asked for is done."""
+    if kind == "kill":
+        return tally.kills.total()
+    return tally.counts["corpora" if kind == "damage" else "jobs with misbehaving steps"]
 
 
 def run_one(args: argparse.Namespace, folder: Path) -> int:

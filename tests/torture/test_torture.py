@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_damage_knows_what_it_left_alone(seed: int) -> None:
         damage(file, rng, STARTS, KINDS)
     assert len(file.origin) == len(file.data)
     assert all(origin < 0 or DATA[origin] == byte for origin, byte in zip(file.origin, file.data, strict=True))
-    for start, end in zip(STARTS, STARTS[1:], strict=False):
+    for start, end in itertools.pairwise(STARTS):
         place = file.where(start, end)
         assert place is None or file.data[place : place + end - start] == DATA[start:end]
 
