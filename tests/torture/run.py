@@ -63,6 +63,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _begin_process() -> None:
+    """Prepares a process that runs many cases: `verify` forks its own, as it does when it is called by itself."""
+    multiprocessing.set_start_method("fork", force=True)
+    quick_beam.remember()
+
+
 def run_apart(case: Case, folder: Path) -> Tally | str:
     """Runs a case in a process that runs many; what it prints goes to a file.
 
@@ -104,7 +110,7 @@ class Campaign:
         self._numbers = {kind: itertools.count() for kind in _LANES}
         self._running: set[Case] = set()
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            _LANES["damage"], multiprocessing.get_context("spawn"), quick_beam.remember
+            _LANES["damage"], multiprocessing.get_context("spawn"), _begin_process
         )
         self._lock = threading.Lock()
         self.tally = Tally()
