@@ -193,7 +193,8 @@ class Progress:
         if self._first is not None and self._position >= self._end:
             # Only the look at what follows failed, and that is the next range's.
             return Chunk(span=Span(self._start, self._end, first, self._position))
-        chunk = _unreadable(self._source, self._position, self._end - self._position, reason, text)
+        position = min(self._position, self._end)  # What was read may be longer than its place in the file.
+        chunk = _unreadable(self._source, position, self._end - position, reason, text)
         chunk.span = Span(self._start, self._end, first, self._end)
         return chunk
 
