@@ -28,12 +28,13 @@ from pipelines.resume import resume_anyway
 from pipelines.signals import stop_on_signals
 from pipelines.space import check_space
 from pipelines.supervisor import JobProcess, run_supervised
-from transforms.job_lock import JobLock, LockedError
+from transforms.finish import delete_leftovers
+from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.report import CONFIG_NAME, build_report, read_report
 from transforms.steps.load import StepError, load_steps
 from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store, open_store
-from transforms.tries import forget_marks
+from transforms.tries import TRIES, forget_marks
 
 _LOGGER = logging.getLogger("gristmill")
 
@@ -67,11 +68,21 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         check_output(store, job, overwrite=args.overwrite)
         if is_published(store, job.spec):
             report = read_report(store)
+            _tidy_up(store)
             print(f"{store.root} is complete: nothing left to do")
             return _conclude(store, report)
         if config.write.check_space:
             job.header["notes"] += filter(None, [check_space(store, job)])
         return _convert(store, config, job, flags, workers, process)
+
+
+def _tidy_up(store: Store) -> None:
+    """Takes away what a command left that was killed when all but this was done."""
+    if read_lock(store) is None and next(iter(store.list(TRIES)), None) is None:
+        return
+    with contextlib.suppress(LockedError, OutputError, OSError), JobLock(store):  # Whoever still runs tidies up itself.
+        store.clean()
+        delete_leftovers(store)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:

@@ -41,9 +41,14 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
         report["shards"] = []
     write_report(store, report)
     if verdict.status == "done":
-        delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
-        store.delete(REPLACED_NAME)
+        delete_leftovers(store)
     return report
+
+
+def delete_leftovers(store: Store) -> None:
+    """Deletes what a job needs only while it runs."""
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    store.delete(REPLACED_NAME)
 
 
 def make_manifest(spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:
