@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import tempfile
 from typing import Any
@@ -18,9 +19,12 @@ from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, run_locked
 from pipelines.space import check_space
 from pipelines.supervisor import JobProcess
+from transforms.finish import delete_leftovers
+from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.report import read_report
 from transforms.steps.load import StepError, load_steps
-from transforms.store import Store, open_store
+from transforms.store import OutputError, Store, open_store
+from transforms.tries import TRIES
 
 
 def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
@@ -56,11 +60,21 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         check_output(store, job, overwrite=args.overwrite)
         if is_published(store, job.spec):
             report = read_report(store)
+            _tidy_up(store)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
         if config.write.check_space:
             job.header["notes"] += filter(None, [check_space(store, job)])
         return run_locked("convert", store, lambda: how.job(store, config, job), job.spec)
+
+
+def _tidy_up(store: Store) -> None:
+    """Takes away what a command left that was killed when all but this was done."""
+    if read_lock(store) is None and next(iter(store.list(TRIES)), None) is None:
+        return
+    with contextlib.suppress(LockedError, OutputError, OSError), JobLock(store):  # Whoever still runs tidies up itself.
+        store.clean()
+        delete_leftovers(store)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:

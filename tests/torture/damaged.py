@@ -33,9 +33,9 @@ def run_case(case: Case, folder: Path) -> Tally:
     format_name = rng.choices(["tfrecord", "array_record", "files"], [80, 12, 8])[0]
     shards = rng.choice(["1", "2", "5", "9", "match", "20KiB"])
     files = make_corpus(rng, folder, format_name, shards)
-    arguments = ["--input", folder / "in/*", *rng.choice([[], ["--format", format_name]])]
-    if format_name == "files":
-        arguments = ["--input", folder / "in/*", "--format", "files"]
+    arguments = ["--input", folder / "in/*"]
+    if rng.random() < 0.5 or format_name == "files" or not any(file.file.data for file in files):
+        arguments += ["--format", format_name]
     out = folder / "out"
     status = convert(arguments, out, shards)
     tally = Tally()
