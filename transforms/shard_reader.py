@@ -165,6 +165,7 @@ class Progress:
         self._is_stream = False
 
     def follow(self, chunk: Chunk) -> None:
+        """Takes note of a chunk that was read."""
         if chunk.reached is None:
             self._position += chunk.num_bytes
             return
