@@ -36,9 +36,9 @@ HARD_LIMIT_SECS = 590
 
 _TELL_SECS = 30
 _LOOK_SECS = 0.2
+_HANG_SECS = 240
 _KILLS_A_JOB = 4
 _FLAGS = {"damage": "corpora", "steps": "steps", "kill": "kills"}
-_LANES = {"damage": 3, "steps": 1, "kill": 2}
 _RUNNERS: dict[str, Callable[[Case, Path], Tally]] = {
     "damage": damaged.run_case,
     "steps": misfortunes.run_case,
@@ -54,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=1, help="makes corpora, damage and choices")
-    parser.add_argument("--seconds", type=float, default=540, help="no case is started after that")
+    parser.add_argument("--seconds", type=float, default=500, help="no case is started after that")
     parser.add_argument("--corpora", type=int, default=220, help="damaged corpora to convert")
     parser.add_argument("--kills", type=int, default=54, help="processes to kill")
     parser.add_argument("--steps", type=int, default=12, help="jobs with misbehaving steps to run")
@@ -107,10 +107,11 @@ class Campaign:
         self._args = args
         self._folder = folder
         self._started = time.monotonic()
-        self._numbers = {kind: itertools.count() for kind in _LANES}
-        self._running: set[Case] = set()
+        self._numbers = {kind: itertools.count() for kind in _FLAGS}
+        self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 2}
+        self._running: dict[Case, float] = {}
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            _LANES["damage"], multiprocessing.get_context("spawn"), _begin_process
+            self._lanes["damage"], multiprocessing.get_context("spawn"), _begin_process
         )
         self._lock = threading.Lock()
         self.tally = Tally()
@@ -125,7 +126,7 @@ class Campaign:
         """Runs all lanes to their ends, but not for longer than the hard limit."""
         lanes = [
             threading.Thread(target=self._run_lane, args=(kind,), daemon=True)
-            for kind, lanes in _LANES.items()
+            for kind, lanes in self._lanes.items()
             for _ in range(lanes)
         ]
         for lane in lanes:
@@ -146,13 +147,13 @@ class Campaign:
                 case = None
                 if not self._will_be_enough(kind):
                     case = Case(self._args.seed, kind, next(self._numbers[kind]))
-                    self._running.add(case)
+                    self._running[case] = self.seconds
             if case is None:
                 time.sleep(_LOOK_SECS)
                 continue
             outcome = self._run_case(case)
             with self._lock:
-                self._running.discard(case)
+                del self._running[case]
                 if isinstance(outcome, str):
                     self.discrepancies[case] = outcome
                 else:
@@ -189,8 +190,9 @@ class Campaign:
     def _end(self) -> None:
         """Ends what still runs, which should be nothing."""
         with self._lock:
-            for case in self._running:
-                self.discrepancies[case] = "it did not come to an end"
+            for case, begun in self._running.items():
+                if self.seconds - begun > _HANG_SECS:
+                    self.discrepancies[case] = "it did not come to an end"
         self._pool.shutdown(wait=not self._running)
         for process in psutil.Process().children(recursive=True) if self._running else []:
             with contextlib.suppress(psutil.Error):
