@@ -378,7 +378,7 @@ def open_store(root: str) -> Store:
     """Opens the store of an output directory.
 
     Raises:
-        ValueError: No store is known for the scheme of `root`.
+        ValueError: No store is known for the scheme of `root`, or there are no credentials for it.
     """
     scheme, separator, _ = root.partition("://")
     if not separator:
@@ -386,10 +386,20 @@ def open_store(root: str) -> Store:
     if scheme in _STORES:
         return _STORES[scheme](root)
     if scheme == "gs":
-        raise ValueError(f"output {root!r}: gs:// is not supported by this version")
+        return _open_gcs(root)
     from transforms.beam_store import BeamStore
 
     try:
         return BeamStore(root)
     except ValueError as error:
         raise ValueError(f"output {root!r}: expected a local path or a file system that Beam knows; {error}") from error
+
+
+def _open_gcs(root: str) -> Store:
+    from transforms.gcs import CredentialsError
+    from transforms.gcs_store import GcsStore
+
+    try:
+        return GcsStore(root)
+    except CredentialsError as error:
+        raise ValueError(f"{root}: {error}") from error
