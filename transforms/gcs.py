@@ -19,8 +19,9 @@ from typing import Any
 from google.api_core.exceptions import RetryError
 from google.api_core.retry import Retry
 from google.auth.exceptions import DefaultCredentialsError, RefreshError
-from google.cloud import storage
+from google.cloud.storage import Bucket, Client
 
+from transforms.sources import MachineFaultError
 from transforms.transient import is_transient, status_of
 
 SCHEME = "gs://"
@@ -40,7 +41,7 @@ _HOW = (
 )
 
 
-class CredentialsError(OSError):
+class CredentialsError(MachineFaultError):
     """There are no credentials for Google Cloud, or they are not valid; the message says what to do."""
 
 
@@ -49,7 +50,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.client: storage.Client | None = None
+        self.client: Client | None = None
         self.threads: ThreadPoolExecutor | None = None
 
 
@@ -64,7 +65,7 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def client() -> storage.Client:
+def client() -> Client:
     """Returns the client of this process.
 
     Raises:
@@ -76,7 +77,7 @@ def client() -> storage.Client:
         return _process.client
 
 
-def bucket(name: str) -> storage.Bucket:
+def bucket(name: str) -> Bucket:
     """Returns a bucket, without asking whether it exists."""
     return client().bucket(name)
 
@@ -89,11 +90,11 @@ def threads() -> ThreadPoolExecutor:
         return _process.threads
 
 
-def _new_client() -> storage.Client:
+def _new_client() -> Client:
     if not has_credentials():
         raise CredentialsError(f"there are no credentials for Google Cloud: {_HOW}")
     try:
-        return storage.Client(project=None)  # Objects need no project, and looking for one may start gcloud.
+        return Client(project=None)  # Objects need no project, and looking for one may start gcloud.
     except DefaultCredentialsError as error:
         raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
 
@@ -172,7 +173,7 @@ def describe_error(error: BaseException) -> str:
 def reading_error(error: Exception, url: str) -> OSError:
     """Returns a failure to read an object as what it would be for a file."""
     if isinstance(error, RefreshError | DefaultCredentialsError | CredentialsError):
-        return CredentialsError(describe_error(error))
+        return CredentialsError(f"{url}: {describe_error(error)}")
     status = status_of(error)
     text = f"{url}: {describe_error(error)}"
     if status == http.client.NOT_FOUND:

@@ -13,19 +13,17 @@ from concurrent.futures import Future
 from typing import Any, BinaryIO, cast
 
 from transforms import gcs
+from transforms.sources import InputChangedError
 from transforms.transient import status_of
 
 HEAD_BYTES = 256 << 10
 """The first request: all of a small object, and of a large one what tells its format."""
 
 BLOCK_BYTES = 8 << 20
+_LARGEST_BYTES = 4 * BLOCK_BYTES  # A connection that breaks costs no more than this.
 _GROWTH = 4
 _PAST_END_BYTES = 256 << 10
 """What is read past the end of a range, for records that go over it."""
-
-
-class ChangedError(OSError):
-    """The object is no longer the generation that it was."""
 
 
 class ObjectReader:
@@ -81,7 +79,7 @@ class ObjectReader:
             if start <= position < start + len(data):
                 return data[position - start : end - start]
         if self._next is None and end - position >= BLOCK_BYTES:
-            return self._fetch(position, end)  # Larger than any block: kept by the caller alone.
+            return self._fetch(position, min(end, position + _LARGEST_BYTES))  # Kept by the caller alone.
         start, data = self._next_block(position)
         self._blocks = [*self._blocks[-1:], (start, data)]
         return data[position - start : end - start]
@@ -116,7 +114,7 @@ class ObjectReader:
     def _fetch(self, start: int, end: int) -> bytes:
         try:
             return gcs.retry_policy()(self._fetch_once)(start, end)
-        except ChangedError:
+        except InputChangedError:
             raise
         except Exception as error:
             if status_of(error) in (http.client.PRECONDITION_FAILED, http.client.REQUESTED_RANGE_NOT_SATISFIABLE):
@@ -141,8 +139,10 @@ class ObjectReader:
             raise ConnectionError(f"{len(data)} bytes came of {end - start}")
         return data
 
-    def _changed(self) -> ChangedError:
-        return ChangedError(errno.ESTALE, f"{self._url} is no longer generation {self._generation}")
+    def _changed(self) -> InputChangedError:
+        return InputChangedError(
+            errno.ESTALE, f"the object changed after it was listed: it is no longer generation {self._generation}"
+        )
 
 
 class _RawObject(io.RawIOBase):

@@ -9,6 +9,7 @@ which it is known again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import uuid
@@ -16,11 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from google.api_core.exceptions import NotFound, PreconditionFailed
-from google.cloud import storage
+from google.cloud.storage import Blob, Bucket
 from google.cloud.storage.exceptions import DataCorruption
 
 from transforms import gcs
-from transforms.gcs_reader import ChangedError, open_object
+from transforms.gcs_reader import open_object
+from transforms.sources import InputChangedError
 from transforms.spool import SpoolFile, check_room, delete_left_over, spooled
 from transforms.store import OutputError, Spool, Version
 from transforms.transient import status_of
@@ -84,7 +86,7 @@ class GcsStore:
             blob = self._look(name)
             if blob is None:
                 break
-            with contextlib.suppress(ChangedError):  # It was replaced in between.
+            with contextlib.suppress(InputChangedError):  # It was replaced in between.
                 return open_object(self._url(name), int(blob.size or 0), int(blob.generation or 0))
         raise FileNotFoundError(f"there is no {self._url(name)}")
 
@@ -109,9 +111,9 @@ class GcsStore:
             if blob is None:
                 raise FileNotFoundError(f"there is no {self._url(source)}")
             if source == target or (stands is not None and _is_same(blob, stands)):
-                return
+                return None
             with contextlib.suppress(PreconditionFailed):  # Ours of before, or somebody else's: look again.
-                return self._call("copy to", target, lambda: self._rewrite(blob, stands, target))
+                return self._call("copy to", target, functools.partial(self._rewrite, blob, stands, target))
         raise OutputError(f"cannot copy to {self._url(target)}: it is being written by others")
 
     def delete(self, name: str, version: Version | None = None) -> bool:
@@ -186,7 +188,7 @@ class GcsStore:
                     raise
         raise AssertionError(path)
 
-    def _rewrite(self, blob: storage.Blob, stands: storage.Blob | None, target: str) -> None:
+    def _rewrite(self, blob: Blob, stands: Blob | None, target: str) -> None:
         new, token = self._blob(target), None
         while True:
             token, _, _ = new.rewrite(
@@ -199,7 +201,7 @@ class GcsStore:
             if token is None:
                 return
 
-    def _look(self, name: str) -> storage.Blob | None:
+    def _look(self, name: str) -> Blob | None:
         return self._call("look up", name, lambda: self._bucket().get_blob(self._prefix + name, **_asking()))
 
     def _call(self, what: str, name: str, call: Callable[[], T]) -> T:
@@ -218,13 +220,13 @@ class GcsStore:
     def _error(self, what: str, name: str, error: Exception) -> OutputError:
         return OutputError(f"cannot {what} {self._url(name)}: {gcs.describe_error(error)}")
 
-    def _bucket(self) -> storage.Bucket:
+    def _bucket(self) -> Bucket:
         return gcs.bucket(self._bucket_name)
 
-    def _blob(self, name: str) -> storage.Blob:
+    def _blob(self, name: str) -> Blob:
         return self._bucket().blob(self._prefix + name)
 
-    def _new_blob(self, name: str) -> storage.Blob:
+    def _new_blob(self, name: str) -> Blob:
         return self._bucket().blob(self._prefix + name, chunk_size=CHUNK_BYTES)
 
     def _url(self, name: str) -> str:
@@ -239,7 +241,7 @@ def _options() -> dict[str, Any]:
     return {"checksum": "crc32c", "content_type": "application/octet-stream", **_asking()}
 
 
-def _is_same(one: storage.Blob, other: storage.Blob) -> bool:
+def _is_same(one: Blob, other: Blob) -> bool:
     """Whether two objects have the same content, as far as the service's checksums tell."""
     return (one.size, one.crc32c, one.md5_hash) == (other.size, other.crc32c, other.md5_hash)
 
