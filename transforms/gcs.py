@@ -93,6 +93,8 @@ def threads() -> ThreadPoolExecutor:
 def _new_client() -> Client:
     if not has_credentials():
         raise CredentialsError(f"there are no credentials for Google Cloud: {_HOW}")
+    # Or the library asks for the bucket in a thread of its own after each object that is not there.
+    os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     try:
         return Client(project=None)  # Objects need no project, and looking for one may start gcloud.
     except DefaultCredentialsError as error:
