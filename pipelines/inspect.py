@@ -64,7 +64,7 @@ def inspect_file(name: str, num_records: int) -> dict[str, Any]:
         source = look_up(name if "://" in name else os.path.abspath(name))
         file = open_input(source)
     except OSError as error:
-        raise UsageError(f"{display_name(name)} cannot be opened: {error.strerror}") from error
+        raise UsageError(f"{display_name(name)} cannot be opened: {error.strerror or error}") from error
     format_name = guess_format(name, file.read_at(0, 64))
     compression = detect_compression(file)
     options = _writer_options(file, source) if format_name == "array_record" else None

@@ -33,6 +33,7 @@ CHUNK_BYTES = 16 << 20
 """What an upload session holds in memory; files of up to 8 MiB go in one request, larger ones in one session."""
 
 _MARK = "gristmill-write"
+_SESSION = "upload_id="
 _MAX_SESSIONS = 3
 _MAX_RACES = 5
 _NEEDS_A_BUCKET = ("write", "list")
@@ -58,7 +59,7 @@ class GcsStore:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Creates the object at generation 0, which one caller can."""
-        return self._create(name, lambda blob, **options: blob.upload_from_string(data, **options))
+        return self._create(name, _new_mark(), lambda blob, **options: blob.upload_from_string(data, **options))
 
     def put(self, name: str, data: bytes) -> None:
         """Creates or replaces the object in one request."""
@@ -66,7 +67,9 @@ class GcsStore:
 
     def put_file(self, path: str, name: str) -> None:
         """Uploads the file, in one session when it is large."""
-        self._upload(path, name, lambda: self._new_blob(name).upload_from_filename(path, **_options()))
+        self._upload(
+            lambda: self._call("write", name, lambda: self._new_blob(name).upload_from_filename(path, **_options()))
+        )
 
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Reads the whole object; its generation is its version."""
@@ -156,20 +159,19 @@ class GcsStore:
         Raises:
             OutputError: It could not be written, or there is such an object that is not ours.
         """
-        created = False
+        created, mark = False, _new_mark()
 
         def upload() -> None:
             nonlocal created
-            created = self._create(name, lambda blob, **options: blob.upload_from_filename(path, **options))
+            created = self._create(name, mark, lambda blob, **options: blob.upload_from_filename(path, **options))
 
-        self._upload(path, name, upload)
+        self._upload(upload)
         if not created:
             raise OutputError(f"cannot write {self._url(name)}: somebody else has")
 
-    def _create(self, name: str, upload: Callable[..., None]) -> bool:
+    def _create(self, name: str, mark: str, upload: Callable[..., None]) -> bool:
         """Uploads at generation 0; an object that bears our mark is our own, whose answer was lost."""
         blob = self._new_blob(name)
-        mark = uuid.uuid4().hex
         blob.metadata = {_MARK: mark}
         try:
             self._call("write", name, lambda: upload(blob, if_generation_match=0, **_options()))
@@ -178,15 +180,15 @@ class GcsStore:
             return stands is not None and (stands.metadata or {}).get(_MARK) == mark
         return True
 
-    def _upload(self, path: str, name: str, upload: Callable[[], None]) -> None:
+    def _upload(self, upload: Callable[[], None]) -> None:
         """Uploads a file; a session that the service has forgotten, or that went wrong, is begun anew."""
         for session in range(1, _MAX_SESSIONS + 1):
             try:
-                return self._call("write", name, upload)
+                return upload()
             except OutputError as error:
                 if session == _MAX_SESSIONS or not _may_begin_anew(error):
                     raise
-        raise AssertionError(path)
+        raise AssertionError
 
     def _rewrite(self, blob: Blob, stands: Blob | None, target: str) -> None:
         new, token = self._blob(target), None
@@ -233,6 +235,10 @@ class GcsStore:
         return f"{self.root}/{name}" if name else self.root
 
 
+def _new_mark() -> str:
+    return uuid.uuid4().hex
+
+
 def _asking() -> dict[str, Any]:
     return {"timeout": gcs.TIMEOUT_SECS, "retry": gcs.retry_policy()}
 
@@ -250,7 +256,12 @@ def _may_begin_anew(error: Exception) -> bool:
     cause = error.__cause__
     if isinstance(cause, DataCorruption | ValueError):  # Bytes were lost on the way, or the session lost count.
         return True
-    return cause is not None and status_of(cause) == http.client.GONE
+    if cause is None:
+        return False
+    # A session that has ended is not found; it may have ended well, with its answer lost.
+    return status_of(cause) == http.client.GONE or (
+        status_of(cause) == http.client.NOT_FOUND and _SESSION in str(cause)
+    )
 
 
 class _UploadSpool:
