@@ -1,4 +1,4 @@
-"""What Google Cloud Storage adds to the contract of a store: lost answers, lost races, sessions, spools, credentials."""
+"""What Google Cloud Storage adds to the contract of a store: lost answers, races, sessions, spools, credentials."""
 
 from __future__ import annotations
 
