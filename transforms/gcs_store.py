@@ -279,3 +279,15 @@ class _UploadSpool:
         size = os.path.getsize(self.path)
         self._store.create_file(self.path, self._name)
         return size
+
+
+def open_gcs(root: str) -> GcsStore:
+    """Opens an output directory in Google Cloud Storage.
+
+    Raises:
+        ValueError: There is no bucket in its URL, or there are no credentials; the message says what to do.
+    """
+    try:
+        return GcsStore(root)
+    except gcs.CredentialsError as error:
+        raise ValueError(f"{root}: {error}") from error

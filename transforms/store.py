@@ -386,20 +386,12 @@ def open_store(root: str) -> Store:
     if scheme in _STORES:
         return _STORES[scheme](root)
     if scheme == "gs":
-        return _open_gcs(root)
+        from transforms.gcs_store import open_gcs
+
+        return open_gcs(root)
     from transforms.beam_store import BeamStore
 
     try:
         return BeamStore(root)
     except ValueError as error:
         raise ValueError(f"output {root!r}: expected a local path or a file system that Beam knows; {error}") from error
-
-
-def _open_gcs(root: str) -> Store:
-    from transforms.gcs import CredentialsError
-    from transforms.gcs_store import GcsStore
-
-    try:
-        return GcsStore(root)
-    except CredentialsError as error:
-        raise ValueError(f"{root}: {error}") from error
