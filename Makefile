@@ -19,7 +19,7 @@ SOURCES := pipelines transforms tests setup.py
 DEMO := demo-output
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk demo bench \
+.PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk torture demo bench \
 	convert-local dry-run replay-local verify-local build clean
 
 help: ## print this list
@@ -71,6 +71,9 @@ SDK_TESTS := tests/sdk tests/pipelines/test_convert.py tests/transforms/test_sha
 	tests/transforms/formats/test_array_record.py
 test-sdk: $(SDK_READY) ## run what touches ArrayRecord with the extra [sdk] (array-record 0.5.0, Python 3.11)
 	$(SDK_VENV)/bin/python -m pytest $(SDK_TESTS) $(PYTEST_FLAGS)
+
+torture: venv ## random damage, kills and failing steps, at most 10 minutes (TORTURE_FLAGS="--seed 7 ...")
+	$(BIN)python tests/torture/run.py $(TORTURE_FLAGS)
 
 demo: venv ## damaged corpus -> convert -> verify -> read with Grain, in demo-output/; starts anew each time
 	@rm -rf $(DEMO)

@@ -7,13 +7,13 @@ import json
 import logging
 from typing import Any
 
-from pipelines import convert
 from pipelines.config import JobConfig
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
-from pipelines.generation_jobs import Run, complete, finished, forget, is_base_published, mend, unfinished
+from pipelines.generation_jobs import complete, finished, forget, is_base_published, mend, unfinished
 from pipelines.output import check_output
 from pipelines.plan_job import PlannedJob, plan_job
+from pipelines.run_job import Run, run_locked
 from pipelines.space import check_space
 from transforms.generations import generation_name, generation_names, see_as
 from transforms.inputs import InputPatternError, Listing
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> 
         return show_plan(store, config, how.scratch, num_records=args.limit)
     if args.limit is not None:
         raise UsageError("--limit converts a trial, which cannot be appended; give it a directory of its own")
-    return convert.run_locked("convert", store, lambda: append(store, config, how))
+    return run_locked("convert", store, lambda: append(store, config, how))
 
 
 def append(store: Store, config: JobConfig, run: Run) -> int:

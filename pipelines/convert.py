@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import functools
-import json
-import logging
 import os
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
-from pipelines import local_runner
+from pipelines import append
 from pipelines.beam_options import check_flags, config_flags
 from pipelines.config import JobConfig, load_config, parse_change, parse_step
 from pipelines.dry_run import show_dry_run
-from pipelines.errors import DONE, FAILED, STATUS_CODES, UsageError
-from pipelines.job_log import log_to_job
-from pipelines.job_process import Order
-from pipelines.output import check_output, is_published, prepare_output
-from pipelines.plan_job import PlannedJob, plan_job, planned_shards
-from pipelines.progress import JobWatch, watch_job
-from pipelines.report import print_report
+from pipelines.errors import DONE, UsageError
+from pipelines.output import check_output, is_published
+from pipelines.plan_job import plan_job
 from pipelines.resume import recall_earlier_plans, resume_anyway
-from pipelines.signals import stop_on_signals
+from pipelines.run_job import Run, conclude, run_locked
 from pipelines.space import check_space
-from pipelines.supervisor import JobProcess, run_supervised
-from transforms.elements import JobSpec
-from transforms.job_lock import JobLock, LockedError
-from transforms.report import CONFIG_NAME, build_report, read_report
+from pipelines.supervisor import JobProcess
+from transforms.finish import delete_leftovers
+from transforms.job_lock import JobLock, LockedError, read_lock
+from transforms.report import read_report
 from transforms.steps.load import StepError, load_steps
-from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store, open_store
-from transforms.tries import forget_marks
-
-_LOGGER = logging.getLogger("gristmill")
+from transforms.tries import TRIES
 
 
 def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
@@ -61,12 +47,9 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     check_steps(config)
     store = _open_output(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
-        if args.append:
-            from pipelines import append  # It runs the functions below.
-            from pipelines.generation_jobs import Run
-
-            if append.has_job(store):
-                return append.run(args, store, config, Run(flags, workers, scratch, process))
+        how = Run(flags, workers, scratch, process)
+        if args.append and append.has_job(store):
+            return append.run(args, store, config, how)
         if args.dry_run:
             show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
             return DONE
@@ -77,12 +60,21 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         check_output(store, job, overwrite=args.overwrite)
         if is_published(store, job.spec):
             report = read_report(store)
+            _tidy_up(store)
             print(f"{store.root} is complete: nothing left to do")
-            return _conclude(store, report)
+            return conclude(store, report)
         if config.write.check_space:
             job.header["notes"] += filter(None, [check_space(store, job)])
-        run = functools.partial(_convert_locked, store, config, job, flags, workers, process)
-        return run_locked("convert", store, run, job.spec)
+        return run_locked("convert", store, lambda: how.job(store, config, job), job.spec)
+
+
+def _tidy_up(store: Store) -> None:
+    """Takes away what a command left that was killed when all but this was done."""
+    if read_lock(store) is None and next(iter(store.list(TRIES)), None) is None:
+        return
+    with contextlib.suppress(LockedError, OutputError, OSError), JobLock(store):  # Whoever still runs tidies up itself.
+        store.clean()
+        delete_leftovers(store)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:
@@ -146,118 +138,3 @@ def _open_output(config: JobConfig) -> Store:
         return open_store(config.write.output)
     except ValueError as error:
         raise UsageError(f"write.output: {error}") from error
-
-
-def run_locked(command: str, store: Store, body: Callable[[], int], spec: JobSpec | None = None) -> int:
-    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
-
-    Args:
-        command: Name of the command, for messages.
-        store: The output directory.
-        body: The work; returns the exit status.
-        spec: The job, to tell how far it is when somebody else holds the lock.
-    """
-    try:
-        with JobLock(store), log_to_job(store), stop_on_signals():
-            return body()
-    except LockedError as error:
-        print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
-    except OutputError as error:
-        print(f"gristmill {command}: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-    except KeyboardInterrupt:
-        print(f"gristmill {command}: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-    return FAILED
-
-
-def _how_far(store: Store, spec: JobSpec | None) -> str:
-    if spec is None:
-        return ""
-    watch = JobWatch(store, spec)
-    watch.look()
-    return f". {watch.describe()}"
-
-
-def run_job(
-    store: Store,
-    config: JobConfig,
-    job: PlannedJob,
-    flags: list[str],
-    workers: int | None,
-    process: JobProcess | None,
-) -> int:
-    """Runs a planned job and reports, the base's or a generation's; the caller holds the lock.
-
-    Args:
-        store: The output directory as the job sees it.
-        config: The config, to be kept with the job.
-        job: The job.
-        flags: Beam flags.
-        workers: Local worker processes, None to choose.
-        process: Process for a local pipeline, which runs one only; None to run it in this one.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        OutputError: The job could not finish.
-    """
-    return _convert_locked(store, config, job, flags, workers, process)
-
-
-def _convert_locked(
-    store: Store,
-    config: JobConfig,
-    job: PlannedJob,
-    flags: list[str],
-    workers: int | None,
-    process: JobProcess | None,
-) -> int:
-    prepare_output(store, job)
-    store.put(CONFIG_NAME, json.dumps(config.model_dump(), indent=1).encode())
-    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
-    for note in job.header["notes"]:
-        _LOGGER.info(note)
-    spread, count = 1, 0
-    if local_runner.is_local(flags):
-        count = _choose_workers(job, flags, workers)
-        flags = local_runner.local_flags(flags, count)
-        spread = max(1, count)
-    _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, _describe(flags))
-    try:
-        with watch_job(store, spec):
-            if process is None or not local_runner.is_local(flags):
-                local_runner.run_pipeline(spec, flags, spread)
-            else:
-                run_supervised(store, Order(spec, flags, count), process)
-    except (OutputError, KeyboardInterrupt) as error:
-        _LOGGER.error("the job ended early: %s", error or type(error).__name__)
-        forget_marks(store)  # All processes have ended, and none of what it read.
-        raise
-    finally:
-        forget_rates(spec.plan_id, len(spec.steps))
-    report = read_report(store) or build_report(store, spec, job.header)
-    counts = (report["records_written"], report["records_dropped"], report["records_dead"])
-    _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)
-    return _conclude(store, report)
-
-
-def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
-    asked = workers if workers is not None else local_runner.asked_workers(flags)
-    if asked is not None:
-        return asked
-    codec = job.spec.writer_options.split(",", 1)[1].split(":")[0]
-    cpu_secs = local_runner.estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(job.spec.steps))
-    busy = sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes)
-    return local_runner.choose_workers(cpu_secs, max(1, busy))
-
-
-def _describe(flags: list[str]) -> str:
-    return " ".join(flag for flag in flags if "runner" in flag or "direct" in flag) or "default runner"
-
-
-def _conclude(store: Store, report: dict[str, Any] | None) -> int:
-    if report is None:
-        raise OutputError("the pipeline ended without a report")
-    with contextlib.suppress(OSError):  # The terminal may be gone.
-        print_report(store, report)
-    return STATUS_CODES[report["status"]]

@@ -8,11 +8,10 @@ import logging
 import os
 import shutil
 
-from pipelines import convert
 from pipelines.config import JobConfig
 from pipelines.output import counts, forget_generation
 from pipelines.plan_job import PlannedJob
-from pipelines.supervisor import JobProcess
+from pipelines.run_job import Run
 from transforms.ledger import ATTEMPTS
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import MANIFEST_NAME, read_config, read_report
@@ -21,32 +20,6 @@ from transforms.store import Store
 from transforms.whole import Generation, list_generations, load_generation
 
 _LOGGER = logging.getLogger("gristmill")
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How a command runs its jobs.
-
-    Attributes:
-        flags: Beam flags.
-        workers: Local worker processes, None to choose.
-        scratch: Folder for plans.
-        process: Process for the first local pipeline; None to run all in this one.
-    """
-
-    flags: list[str]
-    workers: int | None
-    scratch: str
-    process: JobProcess | None = None
-    _used: list[JobProcess] = dataclasses.field(default_factory=list)
-
-    def job(self, store: Store, config: JobConfig, job: PlannedJob) -> int:
-        """Runs a planned job and returns its exit status."""
-        if self.process is None or not self._used:
-            self._used.extend(filter(None, [self.process]))
-            return convert.run_job(store, config, job, self.flags, self.workers, self.process)
-        with JobProcess() as following:  # A process runs one pipeline only.
-            return convert.run_job(store, config, job, self.flags, self.workers, following)
 
 
 def is_base_published(base: Generation) -> bool:

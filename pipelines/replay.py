@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines import convert
 from pipelines.beam_options import check_flags, config_flags
 from pipelines.config import JobConfig, load_config, parse_change
+from pipelines.convert import check_steps, parse_workers
 from pipelines.errors import DONE, UsageError, did_you_mean
 from pipelines.generation_jobs import (
-    Run,
     complete,
     finished,
     forget,
@@ -26,6 +25,7 @@ from pipelines.generation_jobs import (
     unfinished,
 )
 from pipelines.plan_replay import PlannedReplay, plan_replay
+from pipelines.run_job import Run, run_locked
 from pipelines.supervisor import JobProcess
 from transforms.generations import generation_name, see_as
 from transforms.letters import Selection
@@ -53,13 +53,13 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     base = _load_base(args.output)
     config = config_of(args, base)
     flags = config_flags(config.beam) + check_flags(unknown)
-    workers = convert.parse_workers(args.workers)
+    workers = parse_workers(args.workers)
     _import_anew(config.steps)
-    convert.check_steps(config)
+    check_steps(config)
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         how = Run(flags, workers, scratch, process)
-        return convert.run_locked("replay", base.store, lambda: replay(base.store, config, selection, how))
+        return run_locked("replay", base.store, lambda: replay(base.store, config, selection, how))
 
 
 def _flat(values: list[list[str]] | None) -> tuple[str, ...]:

@@ -61,13 +61,15 @@ class BeamStore:
 
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Reads the whole file; its content is its version."""
-        if self.size(name) is None:
-            return None
         try:
             with self.open(name) as file:
                 data = file.read()
         except FileNotFoundError:
             return None
+        except OutputError:
+            if self.size(name) is None:  # It was deleted between two calls.
+                return None
+            raise
         return data, data
 
     def open(self, name: str) -> BinaryIO:
@@ -114,7 +116,12 @@ class BeamStore:
                 return False
         if self.size(name) is None:
             return False
-        self._call("delete", name, self._fs.delete, [self._path(name)])
+        try:
+            self._call("delete", name, self._fs.delete, [self._path(name)])
+        except OutputError:
+            if self.size(name) is None:  # Somebody else was quicker.
+                return False
+            raise
         return True
 
     def spool(self, name: str) -> Spool:

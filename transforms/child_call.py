@@ -57,7 +57,7 @@ class ChildCall:
             length = answers.read(8)
             data = answers.read(int.from_bytes(length, "little")) if len(length) == 8 else b""
             if len(length) < 8 or len(data) < int.from_bytes(length, "little"):
-                self.death = _describe_end(process.wait())
+                self.death = status_name(process.wait())
                 return
             answer: Any = pickle.loads(data)
             if answer is None:
@@ -67,7 +67,8 @@ class ChildCall:
             yield answer
 
 
-def _describe_end(status: int) -> str:
+def status_name(status: int) -> str:
+    """Returns how a process ended, in words: the signal's name, or the exit status."""
     if status >= 0:
         return f"exit status {status}"
     try:

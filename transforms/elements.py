@@ -262,6 +262,23 @@ class RecordBatch:
     origins: list[DeadLetter] | None = None
     kept: list[DeadLetter] = dataclasses.field(default_factory=list)
 
+    @classmethod
+    def of_chunk(cls, task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:
+        """Returns a batch, not yet numbered, of what a reader gave."""
+        return cls(
+            task,
+            0,
+            source=source,
+            records=chunk.records,
+            positions=chunk.positions,
+            dead=chunk.dead,
+            records_read=len(chunk.records) + len(chunk.dead),
+            num_bytes=chunk.num_bytes,
+            span=chunk.span,
+            rolls=chunk.rolls,
+            origins=chunk.origins,
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edge:

@@ -46,8 +46,7 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
         report["shards"] = []
     write_report(store, report)
     if verdict.status == "done":
-        delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
-        store.delete(REPLACED_NAME)
+        delete_leftovers(store)
     return report
 
 
@@ -71,6 +70,12 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
+
+
+def delete_leftovers(store: Store) -> None:
+    """Deletes what a job needs only while it runs."""
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    store.delete(REPLACED_NAME)
 
 
 def make_manifest(spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:

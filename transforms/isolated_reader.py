@@ -132,16 +132,24 @@ class _Bisection:
         return child.death is None
 
     def _part(self, start: int, end: int) -> Iterator[Chunk]:
-        """Yields a part that was found to be harmless; its span becomes part of the whole's."""
+        """Yields a part that was found to be harmless, as far as its reader comes if something else kills it."""
+        from transforms.shard_reader import Progress
+
         child = _child(self._spec, self._source, start, end, trusted=self._trusted)
+        progress = Progress(self._source, start, end)
         for chunk in child.items():
-            if chunk.span is not None:
-                self._first = chunk.span.start if self._first is None else self._first
-                self._last = chunk.span.end if chunk.span.end is not None else self._last
-                chunk.span = None
-            yield chunk
+            progress.follow(chunk)
+            yield self._without_span(chunk)
         if child.death is not None:
-            yield self._letter(start, end)
+            yield self._without_span(progress.rest(REASON, f"the reader died: {child.death}"))
+
+    def _without_span(self, chunk: Chunk) -> Chunk:
+        """Makes a part's span part of the whole's."""
+        if chunk.span is not None:
+            self._first = chunk.span.start if self._first is None else self._first
+            self._last = chunk.span.end if chunk.span.end is not None else self._last
+            chunk.span = None
+        return chunk
 
     def _join(self, letter: Chunk, part: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields a killer's letter, then the part behind it, whose first damage is the rest of the same region."""

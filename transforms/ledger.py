@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
@@ -68,6 +69,10 @@ class Ledger:
     def files(self) -> list[StoredFile]:
         """Returns every file that the attempt wrote."""
         return [*self.parts, *(file for file in (self.dead_lines, self.dead_payloads) if file is not None)]
+
+    def names_any(self, names: Iterable[str]) -> bool:
+        """Whether one of these files is the attempt's."""
+        return not {file.name for file in self.files()}.isdisjoint(names)
 
     def books(self) -> dict[str, int]:
         """Returns the shard's totals."""

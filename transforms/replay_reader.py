@@ -14,7 +14,6 @@ from transforms.elements import (
     BATCH_MAX_RECORDS,
     Chunk,
     DeadLetter,
-    Input,
     JobSpec,
     RecordBatch,
     ShardTask,
@@ -48,7 +47,9 @@ def read_letters(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool
             span = _span(task, listed)
             last = listed.offset == task.last_offset and span.asked_end < listed.source.size
             for chunk in _chunks(spec, group.taken, listed, joins=joins, goes_on=last, isolated=isolated):
-                yield _to_batch(task, listed.source, chunk, span)
+                batch = RecordBatch.of_chunk(task, listed.source, chunk)
+                batch.span, batch.rolls = span, True
+                yield batch
             joins = False
         if group.kept:
             yield RecordBatch(task, 0, kept=group.kept)
@@ -116,20 +117,4 @@ def _from_payloads(letters: list[DeadLetter]) -> Chunk:
         [letter.position for letter in letters],
         num_bytes=sum(letter.length for letter in letters),
         origins=[dataclasses.replace(letter, carried=None) for letter in letters],
-    )
-
-
-def _to_batch(task: ShardTask, source: Input, chunk: Chunk, span: Span) -> RecordBatch:
-    return RecordBatch(
-        task,
-        0,
-        source=source,
-        records=chunk.records,
-        positions=chunk.positions,
-        dead=chunk.dead,
-        records_read=len(chunk.records) + len(chunk.dead),
-        num_bytes=chunk.num_bytes,
-        span=span,
-        rolls=True,
-        origins=chunk.origins,
     )

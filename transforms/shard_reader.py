@@ -58,7 +58,7 @@ def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: boo
             if left is not None:
                 chunk = _cut(chunk, left)
                 left -= len(chunk.records) + len(chunk.dead)
-            yield _to_batch(task, source, chunk)
+            yield RecordBatch.of_chunk(task, source, chunk)
             if left == 0:
                 break
         if left == 0:
@@ -194,7 +194,8 @@ class Progress:
         if self._first is not None and self._position >= self._end:
             # Only the look at what follows failed, and that is the next range's.
             return Chunk(span=Span(self._start, self._end, first, self._position))
-        chunk = _unreadable(self._source, self._position, self._end - self._position, reason, text)
+        position = min(self._position, self._end)  # What was read may be longer than its place in the file.
+        chunk = _unreadable(self._source, position, self._end - position, reason, text)
         chunk.span = Span(self._start, self._end, first, self._end)
         return chunk
 
@@ -208,19 +209,3 @@ def _cut(chunk: Chunk, limit: int) -> Chunk:
     num_bytes = sum(map(len, records)) + sum(letter.length for letter in dead)
     positions = chunk.positions[:limit]
     return dataclasses.replace(chunk, records=records, positions=positions, dead=dead, num_bytes=num_bytes)
-
-
-def _to_batch(task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:
-    return RecordBatch(
-        task,
-        0,
-        source=source,
-        records=chunk.records,
-        positions=chunk.positions,
-        dead=chunk.dead,
-        records_read=len(chunk.records) + len(chunk.dead),
-        num_bytes=chunk.num_bytes,
-        span=chunk.span,
-        rolls=chunk.rolls,
-        origins=chunk.origins,
-    )

@@ -18,7 +18,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from transforms.books import SourceRow, append_row
 from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
-from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit
+from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
 from transforms.store import OutputError, Spool, Store
 from transforms.tries import forget_tries, unmark_try
 
@@ -145,14 +145,25 @@ class ShardWriter:
         return winner.to_info(self._task)
 
     def abandon(self) -> None:
-        """Deletes what the attempt has written, so that a full disk is not kept full by it."""
+        """Deletes what the attempt has written, so that a full disk is not kept full by it.
+
+        What struck may have done so just after the ledger was made: then the attempt has won, and its files stay.
+        """
         if self._part is not None:
             self._part.abandon()
         self._letters.abandon()
-        self._delete_files()
+        if not self._is_committed():
+            self._delete_files()
         if self._try:
             with contextlib.suppress(OSError):
                 unmark_try(self._store, self._spec, self._task.shard, self._try)
+
+    def _is_committed(self) -> bool:
+        try:
+            found = find_ledger(self._store, self._spec, self._task.shard)
+        except (OutputError, OSError):
+            return True  # Unknown: files that no ledger names are deleted when the job goes on.
+        return found is not None and found.ledger is not None and found.ledger.names_any(self._names)
 
     def new_name(self, base: str) -> str:
         """Returns a name in the attempt's folder and remembers it for deletion."""

@@ -160,7 +160,10 @@ class LocalStore:
 
     def open(self, name: str) -> BinaryIO:
         """Opens the file."""
-        return open(self._path(name), "rb")
+        try:
+            return open(self._path(name), "rb")
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from error
 
     def size(self, name: str) -> int | None:
         """Looks the file up."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -27,6 +29,19 @@ def test_killed_job_is_finished_by_the_same_command(tmp_path: Path) -> None:
     job.kill_when("out", lambda: len(job.committed("out")) >= 5)
     job.finish("out")
     check_outcome(job, "out", jobs.content(tmp_path / "reference"))
+
+
+def test_what_a_job_left_that_was_killed_when_it_was_done_goes_with_the_next_command(tmp_path: Path) -> None:
+    jobs.write_tfrecord(tmp_path / "in/a", [jobs.payload(0, at) for at in range(10)])
+    command = ["--input", tmp_path / "in/*", "--output", tmp_path / "out"]
+    assert jobs.convert(*command) == 0
+    before = jobs.tree(tmp_path / "out")
+    holder = {"host": socket.gethostname(), "pid": 1 << 22, "pid_started": "1", "heartbeat": time.time()}
+    (tmp_path / "out/_gristmill/lock.json").write_text(json.dumps(holder))
+    (tmp_path / "out/_gristmill/tries").mkdir(exist_ok=True)
+    (tmp_path / "out/_gristmill/tries/00000-1").write_text(json.dumps(holder))
+    assert jobs.convert(*command) == 0
+    assert jobs.tree(tmp_path / "out") == before
 
 
 MOMENTS = {

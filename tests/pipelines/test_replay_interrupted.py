@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -18,12 +19,16 @@ import pytest
 import jobs
 from fakes import Killed, WorstStore, read_array_record
 from pipelines import append, convert, replay
+from pipelines import run_job as run_job_module
 from pipelines.cli import make_parser
 from pipelines.config import JobConfig
-from pipelines.generation_jobs import Run, unfinished
+from pipelines.generation_jobs import unfinished
+from pipelines.output import prepare_output
+from pipelines.plan_job import plan_job
+from pipelines.run_job import Run
 from transforms.generations import see_as
 from transforms.letters import Selection
-from transforms.report import MANIFEST_NAME
+from transforms.report import CONFIG_NAME, MANIFEST_NAME
 from transforms.store import Store
 from transforms.tries import forget_marks
 from transforms.whole import build_whole
@@ -66,10 +71,10 @@ def arguments(out: str) -> list[str]:
 
 
 def run_job(store: Store, config: JobConfig, job: Any, *_: Any) -> int:
-    """What `convert.run_job` does, without Beam."""
-    convert.prepare_output(store, job)
-    store.put(convert.CONFIG_NAME, json.dumps(config.model_dump()).encode())
-    jobs.run_plainly(convert.dataclasses.replace(job.spec, root=store.root), [], 1)
+    """What `run_job.run_job` does, without Beam."""
+    prepare_output(store, job)
+    store.put(CONFIG_NAME, json.dumps(config.model_dump()).encode())
+    jobs.run_plainly(dataclasses.replace(job.spec, root=store.root), [], 1)
     return 0
 
 
@@ -150,10 +155,10 @@ def make_base(monkeypatch: pytest.MonkeyPatch) -> WorstStore:
     store = WorstStore()
     args = make_parser().parse_args(["convert", *arguments(store.root)])
     config = convert.config_of(args)
-    job = convert.plan_job(config, limit=0, scratch=str(Path.cwd()))
+    job = plan_job(config, limit=0, scratch=str(Path.cwd()))
     run_job(store, config, job)
     store.settle()
-    monkeypatch.setattr(convert, "run_job", run_job)
+    monkeypatch.setattr(run_job_module, "run_job", run_job)
     return store
 
 

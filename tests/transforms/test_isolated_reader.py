@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -12,9 +14,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import corpora
 import jobs
 from corpora import frame_all, write_file
+from transforms.child_call import ChildCall
 from transforms.elements import Chunk, Input
 from transforms.isolated_reader import read_isolated
-from transforms.shard_reader import read_input
+from transforms.shard_reader import Progress, read_input
 
 HOOKS = Path(__file__).parent.parent / "hooks"
 POISON = "POISON"
@@ -103,3 +106,33 @@ def test_without_poison_the_same_is_read_as_in_this_process(damage: bytes, tmp_p
 def test_an_input_that_cannot_be_opened_is_its_dead_letter(tmp_path: Path) -> None:
     result = read(Input(0, str(tmp_path / "gone"), 10, 0))
     assert [letter.reason for letter in result.dead] == ["not_found"]
+
+
+def test_a_reader_that_something_else_kills_loses_what_it_had_not_read(
+    tmp_path: Path, crashing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part in front of the poison was found harmless, then its reader dies after a batch all the same."""
+    records = payloads(2900, count=3000)
+    source = write_file(tmp_path / "f", frame_all(records))
+    original = ChildCall.items
+
+    def items(self: ChildCall) -> Iterator[Any]:
+        for number, chunk in enumerate(original(self)):
+            yield chunk
+            if chunk.records and number == 0:
+                self.death = "SIGKILL"
+                return
+
+    monkeypatch.setattr(ChildCall, "items", items)
+    result = read(source)
+    assert POISON.encode() not in b"".join(result.records)
+    corpora.assert_every_byte_is_named_once([result], source.size)
+    assert {letter.reason for letter in result.dead} == {"reader_died"}
+
+
+def test_what_is_left_of_a_range_is_never_negative() -> None:
+    """Records of an ArrayRecord are compressed: they may be longer than the file."""
+    progress = Progress(Input(0, "f", 100, 0), 0, 100)
+    progress.follow(Chunk([b"x" * 5000], [0], num_bytes=5000))
+    [letter] = progress.rest("reader_died", "").dead
+    assert (letter.position, letter.length) == (100, 0)

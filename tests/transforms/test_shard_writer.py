@@ -27,6 +27,7 @@ from fakes import (
     toy_records,
 )
 from transforms import shard_writer
+from transforms.dead_letters import JobInterrupted
 from transforms.elements import JobSpec, RecordBatch, ShardInfo, Span
 from transforms.ledger import ATTEMPTS, Ledger, find_ledger, ledger_name
 from transforms.shard_writer import ShardWriter, file_crc32c
@@ -339,6 +340,24 @@ class TestFailure:
         writer.add(make_batch(toy_records(5), dead=[make_letter(0), make_letter(1)]))
         writer.abandon()
         assert names_of(store) == []
+
+    def test_attempt_that_is_interrupted_right_after_its_commit_keeps_its_files(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object) -> None:
+            raise JobInterrupted
+
+        monkeypatch.setattr(shard_writer, "forget_tries", interrupt)
+        spec = make_spec(store.root)
+        writer = ShardWriter(store, spec, make_task())
+        writer.add(make_batch(toy_records(5), dead=[make_letter(0)]))
+        with pytest.raises(JobInterrupted):
+            writer.commit()
+        writer.abandon()
+        found = find_ledger(store, spec, 0)
+        assert found is not None
+        assert found.ledger is not None
+        assert [file.records for file in found.ledger.files()] == [5, 1, 1]
 
     @pytest.mark.parametrize("number", range(1, 8))
     def test_call_that_fails_is_an_output_error_and_commits_nothing(self, number: int) -> None:

@@ -178,12 +178,12 @@ class TestDelete:
         assert versioned.delete("x", found[1]) is False
         assert versioned.size("x") == 4
 
-    def test_one_of_sixteen_threads_deletes_a_version(self, store: Store) -> None:
+    def test_one_of_sixteen_threads_deletes_a_version(self, versioned: Store) -> None:
         for _ in range(20):
-            store.put("shards/x", b"entry")
-            found = store.get("shards/x")
+            versioned.put("shards/x", b"entry")
+            found = versioned.get("shards/x")
             assert found is not None
-            results = run_together([functools.partial(store.delete, "shards/x", found[1])] * 16)
+            results = run_together([functools.partial(versioned.delete, "shards/x", found[1])] * 16)
             assert sorted(results) == [False] * 15 + [True]
 
     def test_folders_of_deleted_names_do_not_show(self, store: Store) -> None:

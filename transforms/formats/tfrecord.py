@@ -254,12 +254,28 @@ class _FrameReader:
         if len(buffer) < length + FRAMING_BYTES:  # The file has shrunk.
             return self._region(position, "truncated", whole_file=is_start)
         after = position + FRAMING_BYTES + length
-        if self._is_end_or_header(after):
+        if self._is_end_or_header(after) and not self._reaches_over_records(position, after):
             letter = self._letter(position, FRAMING_BYTES + length, "data_checksum")
             letter.error = f"the checksum of the record's {length} bytes of data does not hold"
             letter.payload = buffer[HEADER_BYTES : HEADER_BYTES + length]
             return Chunk(dead=[letter], num_bytes=letter.length)
         return self._region(position, "data_checksum", whole_file=is_start)
+
+    def _reaches_over_records(self, position: int, after: int) -> bool:
+        """Whether the damaged record [position, after) seems to hold whole records that stand behind it.
+
+        Its length does so when bytes of it are missing, and `after` may then by chance be where a record begins, or the
+        data of an 8-byte record, which look like a header. Records in its own data end before its checksum.
+        """
+        their_end = after - 4 if self._ends_well(after) else 0
+        for first in range(position + 1, after, _SEARCH_BYTES):
+            last = min(first + _SEARCH_BYTES, after)
+            block = self._data.read(first, last - first + HEADER_BYTES - 1)
+            for offset in find_headers(block, self._max_record_bytes):
+                end = first + offset + FRAMING_BYTES + _HEADER(block, offset)[0]
+                if end > their_end and self._is_boundary(first + offset):
+                    return True
+        return False
 
     def _oversize(self, position: int, length: int, *, whole_file: bool) -> Chunk:
         is_stream = self._data.size is None

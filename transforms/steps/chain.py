@@ -27,6 +27,10 @@ class Outcome:
     failure: Failure | None = None
 
 
+_NO_DROPS: dict[str, int] = {}
+"""Shared by all records of which nothing is dropped."""
+
+
 class StepChain:
     """A chain of steps; source records are atomic. May be used by several threads if its steps may.
 
@@ -63,7 +67,7 @@ class StepChain:
         except JobInterrupted:
             raise
         except BaseException as error:  # Any class at all costs this record alone, SystemExit included.
-            return Outcome(failure=self.describe(error, walk.at))
+            return Outcome([], _NO_DROPS, self.describe(error, walk.at))
         return Outcome(walk.outputs, walk.drops)
 
     def describe(self, error: BaseException, at: int) -> Failure:
@@ -94,13 +98,15 @@ class _Walk:
         self._num_bytes = 0
         self.at = 0  # The step that is running, for the dead letter.
         self.outputs: list[bytes] = []
-        self.drops: dict[str, int] = {}
+        self.drops = _NO_DROPS
 
     def go(self, value: Any, first: int) -> None:
         """Puts one value through the steps from `first` on."""
         for number in range(first, len(self._calls)):
             self.at = number
             value = self._calls[number](value)
+            if type(value) is bytes:  # Nearly always, so it is asked first.
+                continue
             if value is None or isinstance(value, Drop):
                 self._drop(_drop_reason(value))
                 return
@@ -129,6 +135,8 @@ class _Walk:
             self._drop("no_outputs")
 
     def _drop(self, reason: str) -> None:
+        if self.drops is _NO_DROPS:
+            self.drops = {}
         self.drops[reason] = self.drops.get(reason, 0) + 1
 
 
@@ -150,9 +158,11 @@ def gather(batch: RecordBatch, outcomes: Iterable[Outcome]) -> Iterator[RecordBa
         if outcome.failure is not None:
             out.dead.append(_to_letter(batch, number, outcome.failure))
             continue
-        out.records_added += len(outcome.outputs) + sum(outcome.drops.values()) - 1
-        for reason, count in outcome.drops.items():
-            out.dropped[reason] = out.dropped.get(reason, 0) + count
+        out.records_added += len(outcome.outputs) - 1
+        if outcome.drops:
+            out.records_added += sum(outcome.drops.values())
+            for reason, count in outcome.drops.items():
+                out.dropped[reason] = out.dropped.get(reason, 0) + count
         out.records += outcome.outputs
         out_bytes += sum(map(len, outcome.outputs))
         if out_bytes > BATCH_MAX_BYTES or len(out.records) > BATCH_MAX_RECORDS:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from transforms.child_call import status_name
 from transforms.elements import JobSpec
 from transforms.steps import exchange as shared
 from transforms.steps.exchange import ARENA_BYTES, Exchange
@@ -221,16 +222,6 @@ class ChildProcess:
             stderr=self.exchange.note(shared.STDERR).decode("utf-8", "backslashreplace"),
             trace=self.exchange.note(shared.TRACE).decode("utf-8", "backslashreplace"),
         )
-
-
-def status_name(status: int) -> str:
-    """Returns a status in words: the signal's name, or the exit status."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
 
 
 def _open_pipe(read_owner: contextlib.ExitStack, write_owner: contextlib.ExitStack) -> tuple[int, int]:

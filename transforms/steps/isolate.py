@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from transforms.child_call import status_name
 from transforms.dead_letters import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, Failure, JobInterrupted, safe_text
 from transforms.elements import JobSpec, RecordBatch
 from transforms.steps.chain import Outcome, gather
-from transforms.steps.child_process import ChildEndedError, ChildProcess, Ending, status_name
+from transforms.steps.child_process import ChildEndedError, ChildProcess, Ending
 from transforms.steps.exchange import BEGUN, DONE, FILLED, STARTED_NS, STEP, OutcomeReader, pack_batch
 from transforms.steps.fit import pause_secs
 from transforms.steps.load import step_name

@@ -324,3 +324,29 @@ def test_length_seen_before_is_still_checked_against_its_checksum() -> None:
     result = read(data)
     assert result.records == payloads[:5] + payloads[6:]
     assert result.regions == [(36 * 5, 36, "length_checksum")]
+
+
+def numbers(count: int) -> list[bytes]:
+    """Records of 8 bytes, of which each begins a valid header in its middle."""
+    return [corpora.int64_payload(index, 8) for index in range(count)]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_bytes_removed_from_a_payload_never_cost_the_records_behind_it(compression: str) -> None:
+    """The length then reaches over them, at times to where one of them begins or seems to."""
+    first, labels = corpora.text_payload(1, 1000), numbers(100)
+    for removed in range(1, 500):
+        data = corpora.remove(frame(first), 500, removed) + frame_all(labels)
+        packed = corpora.gzip_of(data) if compression == "gzip" else data
+        result = corpora.read_bytes(tfrecord.read_range, packed)
+        assert result.records == labels, removed
+        assert result.regions[0][:2] == (0, 1016 - removed)
+
+
+def test_damaged_record_that_holds_framing_is_one_dead_letter() -> None:
+    for inner in (frame_all(numbers(20)), frame_all(numbers(20)) + b"x" * 5):
+        payloads = [b"before", inner, b"behind"]
+        data = corpora.flip_bit(frame_all(payloads), 22 + 12 + 100)
+        result = corpora.read_bytes(tfrecord.read_range, data)
+        assert result.records == [b"before", b"behind"]
+        assert result.regions == [(22, len(inner) + 16, "data_checksum")]

@@ -13,7 +13,8 @@ import pytest
 
 from fakes import make_spec
 from isolation import MODULE, Steps, letters, outputs
-from transforms.steps.child_process import ChildEndedError, ChildProcess, status_name
+from transforms.child_call import status_name
+from transforms.steps.child_process import ChildEndedError, ChildProcess
 from transforms.steps.exchange import CHECK, DONE, FILLED, OutcomeReader, pack_batch
 from transforms.steps.load import StepError
 

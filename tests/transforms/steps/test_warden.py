@@ -67,8 +67,5 @@ def test_orphans_are_taken_in_and_ended_with_the_process(steps: Steps) -> None:
         group, warden = map(int, found.split())
         assert group == warden
         descendants = psutil.Process(warden).children(recursive=True)
-        wait_until(
-            lambda: all(process.status() != psutil.STATUS_ZOMBIE for process in psutil.Process(warden).children())
-        )
-        assert len(psutil.Process(warden).children()) == 2  # The process, and the one that still sleeps.
+        wait_until(lambda: len(psutil.Process(warden).children()) == 2)  # The process, and the one that still sleeps.
     assert not any(process.is_running() for process in descendants)

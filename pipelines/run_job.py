@@ -1,0 +1,157 @@
+"""Runs a planned job: lock, log, pipeline, report. What `convert`, `convert --append` and `replay` share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipelines import local_runner
+from pipelines.config import JobConfig
+from pipelines.errors import FAILED, STATUS_CODES
+from pipelines.job_log import log_to_job
+from pipelines.job_process import Order
+from pipelines.output import prepare_output
+from pipelines.plan_job import PlannedJob, planned_shards
+from pipelines.progress import JobWatch, watch_job
+from pipelines.report import print_report
+from pipelines.signals import stop_on_signals
+from pipelines.supervisor import JobProcess, run_supervised
+from transforms.elements import JobSpec
+from transforms.job_lock import JobLock, LockedError
+from transforms.report import CONFIG_NAME, build_report, read_report
+from transforms.steps.rate import forget_rates
+from transforms.store import OutputError, Store
+from transforms.tries import forget_marks
+
+_LOGGER = logging.getLogger("gristmill")
+
+
+def run_locked(command: str, store: Store, body: Callable[[], int], spec: JobSpec | None = None) -> int:
+    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
+
+    Args:
+        command: Name of the command, for messages.
+        store: The output directory.
+        body: The work; returns the exit status.
+        spec: The job, to tell how far it is when somebody else holds the lock.
+    """
+    try:
+        with JobLock(store), log_to_job(store), stop_on_signals():
+            return body()
+    except LockedError as error:
+        print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
+    except OutputError as error:
+        print(f"gristmill {command}: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"gristmill {command}: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
+    return FAILED
+
+
+def _how_far(store: Store, spec: JobSpec | None) -> str:
+    if spec is None:
+        return ""
+    watch = JobWatch(store, spec)
+    watch.look()
+    return f". {watch.describe()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How a command runs its jobs.
+
+    Attributes:
+        flags: Beam flags.
+        workers: Local worker processes, None to choose.
+        scratch: Folder for plans.
+        process: Process for the first local pipeline; None to run all in this one.
+    """
+
+    flags: list[str]
+    workers: int | None
+    scratch: str
+    process: JobProcess | None = None
+    _used: list[JobProcess] = dataclasses.field(default_factory=list)
+
+    def job(self, store: Store, config: JobConfig, job: PlannedJob) -> int:
+        """Runs a planned job and returns its exit status."""
+        if self.process is None or not self._used:
+            self._used.extend(filter(None, [self.process]))
+            return run_job(store, config, job, self)
+        with JobProcess() as following:  # A process runs one pipeline only.
+            return run_job(store, config, job, dataclasses.replace(self, process=following))
+
+
+def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
+    """Runs a planned job and reports, the base's or a generation's; the caller holds the lock.
+
+    Args:
+        store: The output directory as the job sees it.
+        config: The config, to be kept with the job.
+        job: The job.
+        run: How to run it, in which process if any.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        OutputError: The job could not finish.
+    """
+    prepare_output(store, job)
+    store.put(CONFIG_NAME, json.dumps(config.model_dump(), indent=1).encode())
+    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
+    for note in job.header["notes"]:
+        _LOGGER.info(note)
+    flags, count = run.flags, 0
+    if local_runner.is_local(flags):
+        count = _choose_workers(job, flags, run.workers)
+        flags = local_runner.local_flags(flags, count)
+    _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, _describe(flags))
+    try:
+        with watch_job(store, spec):
+            if run.process is None or not local_runner.is_local(flags):
+                local_runner.run_pipeline(spec, flags, max(1, count))
+            else:
+                run_supervised(store, Order(spec, flags, count), run.process)
+    except (OutputError, KeyboardInterrupt) as error:
+        _LOGGER.error("the job ended early: %s", error or type(error).__name__)
+        forget_marks(store)  # All processes have ended, and none of what it read.
+        raise
+    finally:
+        forget_rates(spec.plan_id, len(spec.steps))
+    report = read_report(store) or build_report(store, spec, job.header)
+    counts = (report["records_written"], report["records_dropped"], report["records_dead"])
+    _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)
+    return conclude(store, report)
+
+
+def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
+    asked = workers if workers is not None else local_runner.asked_workers(flags)
+    if asked is not None:
+        return asked
+    codec = job.spec.writer_options.split(",", 1)[1].split(":")[0]
+    cpu_secs = local_runner.estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(job.spec.steps))
+    busy = sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes)
+    return local_runner.choose_workers(cpu_secs, max(1, busy))
+
+
+def _describe(flags: list[str]) -> str:
+    return " ".join(flag for flag in flags if "runner" in flag or "direct" in flag) or "default runner"
+
+
+def conclude(store: Store, report: dict[str, Any] | None) -> int:
+    """Prints the report of a job and returns the exit status that it stands for.
+
+    Raises:
+        OutputError: There is no report.
+    """
+    if report is None:
+        raise OutputError("the pipeline ended without a report")
+    with contextlib.suppress(OSError):  # The terminal may be gone.
+        print_report(store, report)
+    return STATUS_CODES[report["status"]]
