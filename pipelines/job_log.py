@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from transforms.store import LocalStore, Store
+from transforms.store import LocalStore, OutputError, Store
 
+_LOG_NAME = "_gristmill/job.log"
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _NOISE = (
     "No semi_persistent_directory found",
@@ -29,14 +32,34 @@ class _WithoutNoise(logging.Filter):
 
 @contextlib.contextmanager
 def log_to_job(store: Store) -> Iterator[None]:
-    """Logs our INFO and everybody's warnings to the terminal and, for local output, to the job's log."""
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    """Logs our INFO and everybody's warnings to the terminal and to the job's log."""
+    with _log_file(store) as path, _logging_to(path):
+        yield
+
+
+@contextlib.contextmanager
+def _log_file(store: Store) -> Iterator[str]:
+    """Gives the path of the log; a store gets what was logged when the job ends, behind what it has."""
     if isinstance(store, LocalStore):
-        folder = os.path.join(store.root, "_gristmill")
-        os.makedirs(folder, exist_ok=True)
-        handlers.append(
-            logging.FileHandler(os.path.join(folder, "job.log"), encoding="utf-8", errors="backslashreplace")
-        )
+        path = os.path.join(store.root, _LOG_NAME)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        path = os.path.join(folder, "job.log")
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(OutputError, OSError):  # A job is not at fault for its log.
+                before = store.get(_LOG_NAME)
+                new = Path(path).read_bytes()
+                store.put(_LOG_NAME, (b"" if before is None else before[0]) + new)
+
+
+@contextlib.contextmanager
+def _logging_to(path: str) -> Iterator[None]:
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level

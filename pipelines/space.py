@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 
 from pipelines.errors import UsageError
-from pipelines.plan_job import PlannedJob
+from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.ledger import ATTEMPTS
 from transforms.store import LocalStore, Store
 
@@ -22,13 +23,14 @@ def check_space(store: Store, job: PlannedJob) -> str | None:
         job: The planned job.
 
     Returns:
-        A warning where the job has steps, which may drop or add anything; None when all is well.
+        A warning where the job has steps, which may drop or add anything, or where shards only pass through this
+        machine on their way to a store; None when all is well.
 
     Raises:
         UsageError: A job without steps will not fit.
     """
     if not isinstance(store, LocalStore):
-        return None
+        return _check_spool(job)
     present = sum(size for _, size in store.list(ATTEMPTS))
     needed = job.estimated_output_bytes + job.spec.num_shards * _SHARD_BYTES - present
     free = shutil.disk_usage(_existing(store.root)).free
@@ -39,6 +41,21 @@ def check_space(store: Store, job: PlannedJob) -> str | None:
         return f"{text}, unless its steps leave much out"
     raise UsageError(
         f"{text}; make room, take another disk, or set write.check_space=false if the estimate (from a sample) is wrong"
+    )
+
+
+def _check_spool(job: PlannedJob) -> str | None:
+    """Returns a warning when this machine has no room for the shards that its workers write at the same time."""
+    planned = planned_shards(job.plan_path)
+    share = max(planned, default=0) / max(1, sum(planned))
+    needed = int(job.estimated_output_bytes * share) * len(os.sched_getaffinity(0))
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if needed <= free:
+        return None
+    return (
+        f"shards are written to {folder} before they are uploaded, about {needed:,} bytes at a time, and {free:,} are "
+        "free there; set TMPDIR to a folder with more, or make the shards smaller"
     )
 
 

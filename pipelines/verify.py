@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from transforms.names import shard_file_pattern
 from transforms.replaced import final_letters
 from transforms.report import MANIFEST_NAME, committed_shards, read_report
 from transforms.shard_writer import file_crc32c
-from transforms.store import Store
+from transforms.store import LocalStore, Store
 from transforms.whole import Generation, list_generations, load_generation
 
 _PIECE_BYTES = 4 << 20
@@ -177,7 +178,9 @@ def _check_file(store: Store, name: str, expected: StoredFile) -> Iterator[str]:
 
 def _check_shards(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
     """Reads every record of every shard, in as many processes as there are cores."""
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    # A client's connections and threads do not survive a fork.
+    context = multiprocessing.get_context("fork" if isinstance(store, LocalStore) else "spawn")
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), context) as pool:
         waiting = []
         for shard in rebuilt["shards"]:
             if store.size(shard["name"]) is None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
-import uuid
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
+from transforms.spool import SpoolFile, delete_left_over, spooled
 from transforms.store import OutputError, Spool, Version
 from transforms.transient import try_again
 
@@ -130,14 +129,14 @@ class BeamStore:
         return _UploadSpool(self, name)
 
     def clean(self) -> None:
-        """Nothing: files appear under their names only."""
+        """Deletes local files of writers that were killed; others appear under their names only."""
+        delete_left_over()
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
         """Downloads the file for a while."""
-        with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
-            path = os.path.join(folder, "copy")
-            with self.open(name) as source, open(path, "wb") as target:
+        with self.open(name) as source, spooled(self.size(name) or 0) as path:
+            with open(path, "wb") as target:
                 shutil.copyfileobj(source, target, _PIECE_BYTES)
             yield path
 
@@ -173,8 +172,8 @@ class _UploadSpool:
     def __init__(self, store: BeamStore, name: str) -> None:
         self._store = store
         self._name = name
-        self._folder = tempfile.TemporaryDirectory(prefix="gristmill-")
-        self.path = os.path.join(self._folder.name, uuid.uuid4().hex)
+        self._file = SpoolFile()
+        self.path = self._file.path
 
     def seal(self) -> int:
         """Uploads and checks the size of what arrived; the local file stays until the spool goes away."""

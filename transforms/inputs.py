@@ -6,7 +6,6 @@ A name that came from a listing is literal from then on: nothing looks for `*` o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import fnmatch
@@ -18,20 +17,25 @@ import os
 import re
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from transforms.elements import Input, name_fields, name_from_fields
+from transforms.elements import Input, name_from_fields
+from transforms.input_table import (
+    ROWS_AT_ONCE,
+    Found,
+    count_rows,
+    fill,
+    found_table,
+    is_skipped,
+    rows_in_order,
+    to_line,
+)
 from transforms.plan import COMPRESSED_SUFFIXES
-from transforms.sources import explain_error
+from transforms.remote_inputs import SCHEME, ListingError, RemoteLister, pending
+from transforms.sources import MachineFaultError, explain_error
 
-_SYSTEM_NAMES = {b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx"}
-_TEMPORARY_SUFFIXES = (b"~", b".tmp", b".temp", b".swp", b".crdownload", b".incomplete")
 _COMPRESSED = tuple(suffix.encode() for suffix in COMPRESSED_SUFFIXES)
-_ROWS_AT_ONCE = 10_000
-_SCHEME = re.compile(rb"[a-zA-Z][a-zA-Z0-9+.-]*://")
-_quote = json.encoder.encode_basestring
 
 
 class InputPatternError(ValueError):
@@ -59,16 +63,6 @@ class Listing:
     digest: str
 
 
-@dataclasses.dataclass(slots=True)
-class _Found:
-    name: bytes
-    key: bytes
-    size: int = 0
-    mtime_ns: int = 0
-    reason: str | None = None
-    error: str | None = None
-
-
 class _Lister:
     """Expands patterns one after the other; counts what it skips."""
 
@@ -77,10 +71,12 @@ class _Lister:
         self._excluded = os.path.realpath(excluded_folder)
         self._working_folder = os.fsencode(os.getcwd()) + b"/"
         self._real_folders: dict[bytes, bytes] = {}
+        self.remote = RemoteLister(os.fsdecode(excluded_folder))
+        self.has_pending = False  # Whether lists have named URLs.
         self.num_skipped = 0
         self.may_repeat = False  # Whether one file may have been found under two names.
 
-    def expand(self, argument: str) -> Iterator[Iterator[_Found]]:
+    def expand(self, argument: str) -> Iterator[Iterator[Found]]:
         """Yields the files of a name, folder or pattern, and of every line of an `@list`: one group each.
 
         Raises:
@@ -94,7 +90,8 @@ class _Lister:
             yield self._expand_line(first_line)
             yield from map(self._expand_line, lines)
             return
-        found = self._expand_path(self._absolute(os.fsencode(argument)))
+        is_url = SCHEME.match(argument) is not None
+        found = self.remote.expand(argument) if is_url else self._expand_path(self._absolute(os.fsencode(argument)))
         first = next(found, None)
         if first is None and self._may_be_gone:
             return
@@ -103,33 +100,42 @@ class _Lister:
         yield itertools.chain([first], found)
 
     def _absolute(self, name: bytes) -> bytes:
-        if _SCHEME.match(name):
-            raise InputPatternError(f"input {os.fsdecode(name)!r}: expected files of this machine, got another scheme")
         return _normalize(os.path.join(self._working_folder, name))
 
-    def _expand_line(self, line: bytes) -> Iterator[_Found]:
+    def _expand_line(self, line: bytes) -> Iterator[Found]:
         """Yields what a line of a list names; nearly always one file, found with one look."""
         if b"\0" in line:
-            return iter([_Found(line.replace(b"\0", b"\\0"), line, 0, 0, "not_found", "the name holds a zero byte")])
+            return iter([Found(line.replace(b"\0", b"\\0"), line, 0, 0, "not_found", "the name holds a zero byte")])
+        if SCHEME.match(os.fsdecode(line)):
+            return self._expand_url(line)
         path = _normalize(line) if line.startswith(b"/") else self._absolute(line)
         try:
             info = os.lstat(path)
         except OSError as error:
             if not glob.has_magic(path):
-                return iter([_Found(path, path, 0, 0, *explain_error(error))])
+                return iter([Found(path, path, 0, 0, *explain_error(error))])
         else:
             if stat.S_ISREG(info.st_mode):
-                return iter([_Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)])
-        return self._at_least_one(path)
+                return iter([Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)])
+        return self._at_least_one(path, self._expand_path(path))
 
-    def _at_least_one(self, path: bytes) -> Iterator[_Found]:
+    def _expand_url(self, url: bytes) -> Iterator[Found]:
+        try:
+            name = url.decode()
+        except UnicodeDecodeError:
+            return iter([Found(url, url, 0, 0, "not_found", "the URL is not UTF-8")])
+        if name.endswith("/"):
+            return self._at_least_one(url, self.remote.expand(name))
+        self.has_pending = True
+        return iter([pending(url)])
+
+    def _at_least_one(self, path: bytes, found: Iterator[Found]) -> Iterator[Found]:
         """A pattern or folder in a list that holds nothing is a loss that must show."""
-        found = self._expand_path(path)
         first = next(found, None)
-        yield first or _Found(path, path, 0, 0, "not_found", "no file matches this pattern or lies in this folder")
+        yield first or Found(path, path, 0, 0, "not_found", "no file matches this pattern or lies in this folder")
         yield from found
 
-    def _expand_path(self, path: bytes) -> Iterator[_Found]:
+    def _expand_path(self, path: bytes) -> Iterator[Found]:
         if os.path.isdir(path):
             return self._walk(path, [b"**"], ())
         if os.path.lexists(path):
@@ -139,7 +145,7 @@ class _Lister:
             return iter([])
         return self._walk(*_split_pattern(path), ())
 
-    def _walk(self, folder: bytes, parts: list[bytes], above: tuple[bytes, ...]) -> Iterator[_Found]:
+    def _walk(self, folder: bytes, parts: list[bytes], above: tuple[bytes, ...]) -> Iterator[Found]:
         """Yields the files below `folder` that match the remaining parts of a pattern."""
         real = os.path.realpath(folder)
         if real == self._excluded:
@@ -154,7 +160,7 @@ class _Lister:
         except OSError as error:
             # Files that cannot even be listed are a loss that must show; only a pattern's missing folder is not.
             if above or error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                yield _Found(folder, real, 0, 0, *explain_error(error))
+                yield Found(folder, real, 0, 0, *explain_error(error))
             return
         with entries:
             for entry in entries:
@@ -164,7 +170,7 @@ class _Lister:
                     yield from self._enter(entry, real, parts if deep else rest, above)
                 elif rest:
                     continue
-                elif _is_skipped(entry.name):
+                elif is_skipped(entry.name):
                     self.num_skipped += 1
                 elif entry.is_symlink():
                     self.may_repeat = True
@@ -174,7 +180,7 @@ class _Lister:
 
     def _enter(
         self, entry: os.DirEntry[bytes], real: bytes, parts: list[bytes], above: tuple[bytes, ...]
-    ) -> Iterator[_Found]:
+    ) -> Iterator[Found]:
         if not parts:
             return
         target = os.path.join(real, entry.name)
@@ -184,26 +190,26 @@ class _Lister:
         if target in above or target == real:  # A link to a folder above: its files are reached without it.
             return
         found = self._walk(entry.path, parts, (*above, real))
-        if _is_skipped(entry.name):
+        if is_skipped(entry.name):
             self.num_skipped += sum(1 for _ in found)
         else:
             yield from found
 
-    def _file(self, path: bytes, key: bytes, entry: os.DirEntry[bytes] | None = None) -> _Found:
+    def _file(self, path: bytes, key: bytes, entry: os.DirEntry[bytes] | None = None) -> Found:
         try:
             info = entry.stat() if entry is not None else os.stat(path)
         except OSError as error:
-            return _Found(path, key, 0, 0, *explain_error(error))
+            return Found(path, key, 0, 0, *explain_error(error))
         if not stat.S_ISREG(info.st_mode):
-            return _Found(path, key, 0, 0, "not_a_file", "neither a regular file nor a link to one")
-        return _Found(path, key, info.st_size, info.st_mtime_ns)
+            return Found(path, key, 0, 0, "not_a_file", "neither a regular file nor a link to one")
+        return Found(path, key, info.st_size, info.st_mtime_ns)
 
     def _real_path(self, path: bytes) -> bytes:
         """Resolves the folder of a file that is no link; lists name many files of few folders."""
         folder, _, name = path.rpartition(b"/")
         real = self._real_folders.get(folder)
         if real is None:
-            if len(self._real_folders) > _ROWS_AT_ONCE:
+            if len(self._real_folders) > ROWS_AT_ONCE:
                 self._real_folders.clear()
             real = self._real_folders[folder] = os.path.realpath(folder or b"/")
         return real + b"/" + name
@@ -222,11 +228,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return entry.is_dir()
     except OSError:  # A link that leads to itself: reported as a file that cannot be read.
         return False
-
-
-def _is_skipped(name: bytes) -> bool:
-    lower = name.lower()
-    return name[:1] in b"._" or lower in _SYSTEM_NAMES or lower.endswith(_TEMPORARY_SUFFIXES)
 
 
 def _split_pattern(path: bytes) -> tuple[bytes, list[bytes]]:
@@ -264,58 +265,14 @@ def _nul_separated(file: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-_SCHEMA = """
-CREATE TABLE found (pattern INTEGER, name BLOB, key BLOB, size INTEGER, mtime_ns INTEGER, reason TEXT, error TEXT)
-"""
-_IN_ORDER = "SELECT name, size, mtime_ns, reason, error FROM found ORDER BY pattern, name"
-_UNIQUE_IN_ORDER = """
-SELECT name, size, mtime_ns, reason, error FROM found AS f WHERE NOT EXISTS (
-  SELECT 1 FROM found AS g WHERE g.key = f.key AND (g.pattern, g.name, g.rowid) < (f.pattern, f.name, f.rowid))
-ORDER BY pattern, name
-"""
-
-
-@contextlib.contextmanager
-def _table() -> Iterator[sqlite3.Connection]:
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
-        table = sqlite3.connect(os.path.join(folder, "inputs.sqlite"), isolation_level=None)
-        try:
-            table.execute("PRAGMA journal_mode=OFF")
-            table.execute("PRAGMA synchronous=OFF")
-            table.execute("PRAGMA cache_size=-65536")
-            table.execute("PRAGMA temp_store=FILE")
-            table.execute(_SCHEMA)
-            yield table
-        finally:
-            table.close()
-
-
-def _fill(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> int:
-    """Lists everything into the table; a list file's lines keep their order, files of a pattern are sorted."""
-    groups = (group for argument in arguments for group in lister.expand(argument))
-
-    def rows() -> Iterator[tuple[object, ...]]:
-        for number, group in enumerate(groups):
-            for found in group:
-                yield (number, found.name, found.key, found.size, found.mtime_ns, found.reason, found.error)
-
-    count = 0
-    all_rows = rows()
-    while batch := list(itertools.islice(all_rows, _ROWS_AT_ONCE)):
-        table.execute("BEGIN")
-        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?)", batch)
-        table.execute("COMMIT")
-        count += len(batch)
-    return count
-
-
-def _rows_in_order(
-    table: sqlite3.Connection, *, may_repeat: bool
-) -> Iterator[tuple[bytes, int, int, str | None, str | None]]:
-    if not may_repeat:
-        return table.execute(_IN_ORDER)
-    table.execute("CREATE INDEX by_key ON found (key, pattern, name)")
-    return table.execute(_UNIQUE_IN_ORDER)
+def _find_all(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> None:
+    """Lists everything into the table."""
+    try:
+        fill(table, (group for argument in arguments for group in lister.expand(argument)))
+        if lister.has_pending:
+            lister.remote.resolve(table)
+    except (ListingError, MachineFaultError) as error:
+        raise InputPatternError(f"input {error}") from error
 
 
 def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be_gone: bool = False) -> Listing:
@@ -333,35 +290,25 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be
     Raises:
         InputPatternError: An argument matches nothing, or a list cannot be read.
     """
-    excluded = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), os.fsencode(excluded_folder)))
+    excluded = os.fsencode(excluded_folder)
+    if not SCHEME.match(excluded_folder):
+        excluded = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), excluded))
     lister = _Lister(excluded, may_be_gone=may_be_gone)
     digest = hashlib.blake2b(digest_size=16)
     num_inputs = total_bytes = compressed_bytes = 0
-    with _table() as table, open(path, "wb") as out:
-        num_found = _fill(table, lister, arguments)
+    with found_table() as table, open(path, "wb") as out:
+        _find_all(table, lister, arguments)
+        num_found = count_rows(table)
         may_repeat = lister.may_repeat or len(arguments) > 1 or arguments[0].startswith("@")
-        for row in _rows_in_order(table, may_repeat=may_repeat):
-            line = _to_line(*row)
+        for row in rows_in_order(table, may_repeat=may_repeat):
+            line = to_line(*row)
             out.write(line)
             digest.update(line)
             num_inputs += 1
             total_bytes += row[1]
             compressed_bytes += row[1] if row[0].lower().endswith(_COMPRESSED) else 0
-    return Listing(
-        num_inputs, total_bytes, compressed_bytes, lister.num_skipped, num_found - num_inputs, digest.hexdigest()
-    )
-
-
-def _to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: str | None) -> bytes:
-    if reason is None:
-        with contextlib.suppress(UnicodeDecodeError):  # The common case, ten million times.
-            return f'{{"name": {_quote(name.decode())}, "size": {size}, "mtime_ns": {mtime_ns}}}\n'.encode()
-    fields: dict[str, object] = dict(name_fields("name", os.fsdecode(name)))
-    fields["size"] = size
-    fields["mtime_ns"] = mtime_ns
-    if reason is not None:
-        fields["error"] = [reason, error]
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    num_skipped = lister.num_skipped + lister.remote.num_skipped
+    return Listing(num_inputs, total_bytes, compressed_bytes, num_skipped, num_found - num_inputs, digest.hexdigest())
 
 
 def sample_inputs(path: str, count: int) -> list[Input]:

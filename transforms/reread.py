@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Iterator
 
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, name_fields, name_from_fields
@@ -20,7 +19,7 @@ from transforms.isolated_reader import REASON as READER_DIED
 from transforms.isolated_reader import read_isolated
 from transforms.plan_file import INPUTS_NAME
 from transforms.shard_reader import read_input
-from transforms.sources import explain_error, open_input
+from transforms.sources import explain_error, look_up, open_input
 from transforms.store import Store
 
 _DAMAGE = {"data_checksum", "length_checksum", "impossible_length", "truncated", "not_tfrecord", "record_too_large"}
@@ -130,10 +129,7 @@ def _present(listed: Listed) -> Input | None:
     """Returns the source as it is now, None when it cannot be opened."""
     name = listed.source.name
     try:
-        info = None if "://" in name else os.stat(os.fsencode(name))
-        present = Input(0, name, max(0, listed.size), listed.mtime_ns)
-        if info is not None:
-            present = dataclasses.replace(present, size=info.st_size, mtime_ns=info.st_mtime_ns)
+        present = look_up(name)
         open_input(present).close()
     except OSError as error:
         explain_error(error)  # Raises when the machine is at fault.

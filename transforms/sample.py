@@ -6,6 +6,7 @@ It tells the sizes of records, how far compressed input inflates, and whether co
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import zstandard
@@ -19,6 +20,7 @@ from transforms.sources import RandomAccessFile, open_input
 
 SAMPLED_INPUTS = 16
 _BYTES_PER_INPUT = 512 << 10
+_MAX_COPIED_BYTES = 256 << 20
 _MIN_SAVING = 0.03
 """Compression that saves less than this costs four times the CPU for nothing (measured on JPEG-like payloads)."""
 
@@ -69,9 +71,19 @@ def take_sample(inputs: list[Input], spec: JobSpec) -> Sample:
 
     Formats whose readers are native code are sampled in a child process: if it dies, nothing is known of the input.
     """
+    if spec.format == "array_record":
+        inputs = _affordable(inputs)
     if not load_format(spec.format).NATIVE:
         return next(iter_sample(inputs, spec))
     return next(ChildCall("transforms.sample:iter_sample", inputs=inputs, spec=spec).items(), Sample())
+
+
+def _affordable(inputs: list[Input]) -> list[Input]:
+    """Leaves out of inputs with URLs, which are copied whole to be read, all but a few small ones."""
+    remote = sorted((one for one in inputs if "://" in one.name), key=lambda one: one.size)
+    sizes = itertools.accumulate(one.size for one in remote)
+    few = [one for one, size in zip(remote, sizes, strict=True) if size <= _MAX_COPIED_BYTES]
+    return [one for one in inputs if "://" not in one.name] + (few or remote[:1])
 
 
 def iter_sample(inputs: list[Input], spec: JobSpec) -> Iterator[Sample]:

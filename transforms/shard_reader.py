@@ -16,7 +16,7 @@ from transforms.inputs import read_inputs
 from transforms.isolated_reader import read_isolated
 from transforms.ledger import find_ledger, ledger_name
 from transforms.plan_file import INPUTS_NAME
-from transforms.sources import RandomAccessFile, explain_error, open_input
+from transforms.sources import RandomAccessFile, explain_error, open_input, will_read
 from transforms.store import Store
 from transforms.tries import ISOLATE_READER_FROM, ISOLATE_STEPS_FROM, mark_try
 
@@ -124,6 +124,7 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
     progress = Progress(source, start, end)
     try:
         file = open_input(source)
+        will_read(file, end)
         try:
             for chunk in _read_open(file, spec, source, start, end, trusted=trusted):
                 progress.follow(chunk)

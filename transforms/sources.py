@@ -6,9 +6,11 @@ descriptors left, no memory) is raised on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Protocol
 
 from transforms.elements import Input
@@ -24,11 +26,16 @@ _REASONS = {
     errno.EISDIR: "not_a_file",
     errno.ENXIO: "not_a_file",
 }
-_MACHINE_FAULTS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_MACHINE_FAULTS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
+_COPIED_BYTES = 8 << 20
 
 
 class InputChangedError(OSError):
     """The file is not the one that was planned."""
+
+
+class MachineFaultError(OSError):
+    """Not the input is at fault but what reads it: no valid credentials, no room to copy to."""
 
 
 class RandomAccessFile(Protocol):
@@ -104,7 +111,74 @@ def open_input(source: Input) -> RandomAccessFile:
     Raises:
         OSError: It cannot be opened, or is no longer the file that was listed; see `explain_error`.
     """
-    return LocalFile(source)
+    if "://" not in source.name:
+        return LocalFile(source)
+    if source.name.startswith("gs://"):
+        from transforms.gcs_reader import ObjectReader
+
+        return ObjectReader(source.name, source.size, source.mtime_ns)
+    from transforms.beam_source import BeamFile
+
+    return BeamFile(source)
+
+
+def will_read(file: RandomAccessFile, end: int) -> None:
+    """Says where reading of an open input will end, so that nothing behind it is fetched ahead."""
+    tell = getattr(file, "will_read", None)
+    if tell is not None:
+        tell(end)
+
+
+def look_up(name: str) -> Input:
+    """Returns a file as it is now, as an input.
+
+    Args:
+        name: Path or URL.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    if "://" not in name:
+        info = os.stat(os.fsencode(name))
+        return Input(0, name, info.st_size, info.st_mtime_ns)
+    from transforms.remote_inputs import ListingError, find_object  # It needs what stands above.
+
+    try:
+        found = find_object(name)
+    except ListingError as error:
+        raise OSError(errno.EINVAL, str(error)) from error
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, f"there is no {name}")
+    return Input(0, name, found.size, found.version)
+
+
+@contextlib.contextmanager
+def local_path(file: RandomAccessFile, source: Input) -> Iterator[str]:
+    """Gives a path to read an open input from, for libraries that know only paths: its own, or that of a copy.
+
+    Args:
+        file: The open input.
+        source: The same as it was listed.
+
+    Raises:
+        MachineFaultError: There is no room for a copy.
+        OSError: It cannot be read.
+    """
+    if "://" not in source.name:
+        yield source.name
+        return
+    from transforms.spool import SpoolFile
+    from transforms.store import OutputError
+
+    try:
+        copy = SpoolFile(file.size)
+    except OutputError as error:
+        raise MachineFaultError(errno.ENOSPC, str(error)) from error
+    with contextlib.closing(copy):
+        with open(copy.path, "wb") as out:
+            for position in range(0, file.size, _COPIED_BYTES):
+                out.write(file.read_at(position, _COPIED_BYTES))
+        yield copy.path
 
 
 def explain_error(error: OSError) -> tuple[str, str]:
@@ -113,7 +187,7 @@ def explain_error(error: OSError) -> tuple[str, str]:
     Raises:
         OSError: The same error, when the machine and not the input is at fault.
     """
-    if error.errno in _MACHINE_FAULTS:
+    if error.errno in _MACHINE_FAULTS or isinstance(error, MachineFaultError):
         raise error
     if isinstance(error, InputChangedError):
         return "input_changed", str(error.strerror)

@@ -381,7 +381,7 @@ def open_store(root: str) -> Store:
     """Opens the store of an output directory.
 
     Raises:
-        ValueError: No store is known for the scheme of `root`.
+        ValueError: No store is known for the scheme of `root`, or there are no credentials for it.
     """
     scheme, separator, _ = root.partition("://")
     if not separator:
@@ -389,7 +389,9 @@ def open_store(root: str) -> Store:
     if scheme in _STORES:
         return _STORES[scheme](root)
     if scheme == "gs":
-        raise ValueError(f"output {root!r}: gs:// is not supported by this version")
+        from transforms.gcs_store import open_gcs
+
+        return open_gcs(root)
     from transforms.beam_store import BeamStore
 
     try:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import requests
 import tenacity
+from google.auth.exceptions import RefreshError, TransportError
+from google.cloud.storage.exceptions import InvalidResponse
 
 import jobs
 import memory_files
+from memory_files import MemoryFileSystem
 from transforms.beam_store import BeamStore
+from transforms.sources import InputChangedError, look_up, open_input
 from transforms.store import OutputError, open_store
 from transforms.transient import MAX_TRIES, is_transient
 
@@ -42,8 +48,7 @@ def test_the_tree_is_that_of_a_local_run(corpus: Path, tmp_path: Path) -> None:
     root = memory_files.new_root()
     for output in (root, tmp_path / "out"):
         assert jobs.convert("--input", corpus, "--output", output, "--shards", "3") == 0
-    names = [name for name in jobs.tree(tmp_path / "out") if name not in ("_gristmill/job.log",)]
-    assert sorted(memory_files.tree(root)) == sorted(names)
+    assert sorted(memory_files.tree(root)) == sorted(jobs.tree(tmp_path / "out"))
     for name, data in memory_files.tree(root).items():
         if not name.startswith("_gristmill"):
             assert data == (tmp_path / "out" / name).read_bytes()
@@ -95,6 +100,12 @@ def test_of_two_that_write_at_once_the_one_that_stands_wins(monkeypatch: pytest.
     assert found[0] == b"theirs"
 
 
+def response(code: int) -> requests.Response:
+    answer = requests.Response()
+    answer.status_code = code
+    return answer
+
+
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
@@ -108,7 +119,50 @@ def test_of_two_that_write_at_once_the_one_that_stands_wins(monkeypatch: pytest.
         (PermissionError("no"), False),
         (ValueError("no"), False),
         (FileNotFoundError("/data/500/x"), False),
+        (requests.ConnectionError("HTTPSConnectionPool(host='x', port=443): refused"), True),
+        (TransportError(requests.ConnectionError("port=443")), True),
+        (RefreshError("invalid_grant"), False),
+        (InvalidResponse(response(503), "failed"), True),
+        (InvalidResponse(response(412), "failed"), False),
     ],
 )
 def test_what_may_pass(error: Exception, passes: bool) -> None:
     assert is_transient(error) is passes
+
+
+def put_file(url: str, data: bytes) -> None:
+    with MemoryFileSystem(None).create(url) as target:
+        target.write(data)
+
+
+def test_inputs_are_listed_and_read(corpus: Path, tmp_path: Path) -> None:
+    root = memory_files.new_root()
+    for path in sorted(corpus.iterdir()):
+        put_file(f"{root}/in/{path.name}", path.read_bytes())
+    put_file(f"{root}/in/_hidden", b"x")
+    assert jobs.convert("--input", corpus, "--output", tmp_path / "local", "--shards", "3") == 0
+    assert jobs.convert("--input", f"{root}/in/f*", "--output", tmp_path / "pattern", "--shards", "3") == 0
+    assert jobs.convert("--input", f"{root}/in", "--output", f"{root}/in/out", "--shards", "3") == 0
+    expected = jobs.records(tmp_path / "local")
+    assert jobs.records(tmp_path / "pattern") == records(f"{root}/in/out", tmp_path) == expected
+    assert jobs.report(tmp_path / "pattern")["files_skipped"] == 0
+
+
+def test_an_array_record_is_copied_to_be_read(tmp_path: Path) -> None:
+    root = memory_files.new_root()
+    path = jobs.write_array_record(tmp_path / "x.array_record", [jobs.payload(0, i) for i in range(500)])
+    put_file(f"{root}/x.array_record", path.read_bytes())
+    assert jobs.convert("--input", f"{root}/x.array_record", "--output", tmp_path / "out", "--shards", "2") == 0
+    assert jobs.records(tmp_path / "out") == [jobs.payload(0, i) for i in range(500)]
+
+
+def test_an_input_that_changed_or_went_is_told(tmp_path: Path) -> None:
+    url = memory_files.new_root() + "/x"
+    put_file(url, b"data")
+    source = look_up(url)
+    assert open_input(source).read_at(1, 10) == b"ata"
+    put_file(url, b"other data")
+    with pytest.raises(InputChangedError):
+        open_input(source)
+    with pytest.raises(FileNotFoundError):
+        open_input(dataclasses.replace(source, name=f"{url}-gone"))

@@ -11,6 +11,7 @@ import pytest
 import memory_files
 from fakes import WorstStore, files_below, run_together
 from transforms.beam_store import BeamStore
+from transforms.gcs_store import GcsStore
 from transforms.store import LocalStore, Store, open_store
 
 ODD_NAMES = [
@@ -26,8 +27,10 @@ ODD_NAMES = [
 ]
 
 
-@pytest.fixture(params=["local", "worst", "beam"])
+@pytest.fixture(params=["local", "worst", "beam", "gcs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "gcs":
+        return GcsStore(request.getfixturevalue("emulator").new_bucket() + "/jobs/out")
     if request.param == "beam":
         return BeamStore(memory_files.new_root())
     if request.param == "local":
@@ -35,9 +38,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return WorstStore()
 
 
-@pytest.fixture(params=["local", "worst"])
+@pytest.fixture(params=["local", "worst", "gcs"])
 def versioned(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store that tells equal contents apart, which Beam's file systems do not."""
+    if request.param == "gcs":
+        return GcsStore(request.getfixturevalue("emulator").new_bucket())
     return LocalStore(str(tmp_path / "out")) if request.param == "local" else WorstStore()
 
 
@@ -269,6 +274,8 @@ class TestCopy:
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_odd_names_come_back_as_they_went_in(store: Store, name: str) -> None:
+    if isinstance(store, GcsStore) and ("\n" in name or "\udcff" in name):
+        pytest.skip("names of objects are UTF-8 without line ends")
     assert store.put_if_absent(name, b"one") is True
     assert store.put_if_absent(name, b"two") is False
     store.copy(name, name + ".copy")

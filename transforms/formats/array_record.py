@@ -2,7 +2,8 @@
 
 The format keeps no byte positions of records, so a position in the file stands for the record index in the same
 proportion: record i of n lies at position i * size / n. Dead letters therefore carry the record's index, as
-`position` and as `row`.
+`position` and as `row`. The library reads paths: an input with a URL is copied to this machine for as long as it is
+open, since the library's own reader of gs:// never gives up on a service that does not answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from transforms.dead_letters import MAX_ERROR_CHARS
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
 from transforms.formats.sniff import what_is_it
-from transforms.sources import RandomAccessFile
+from transforms.sources import RandomAccessFile, local_path, open_input
 
 SPLITTABLE = True
 NATIVE = True
@@ -31,11 +32,18 @@ def read_range(
     Raises:
         OSError: The file could not be read.
     """
-    reader = _open(source)
+    with local_path(file, source) as path:
+        yield from _read_path(path, file, source, start, end, spec)
+
+
+def _read_path(
+    path: str, file: RandomAccessFile, source: Input, start: int, end: int, spec: JobSpec
+) -> Iterator[Chunk]:
+    reader = _open(path)
     if reader is None:
         yield from _not_array_record(file, source, start, end)
         return
-    records = _Records(reader, source)
+    records = _Records(reader, path, source)
     try:
         count = reader.num_records()
         first, last = (-(-position * count // file.size) for position in (start, end))
@@ -45,16 +53,16 @@ def read_range(
         records.close()
 
 
-def _open(source: Input) -> ArrayRecordReader | None:
+def _open(path: str) -> ArrayRecordReader | None:
     """Opens the file; None when it is no ArrayRecord. Versions of the library differ in whether they raise."""
     try:
-        reader = ArrayRecordReader(os.fsencode(source.name), _READER_OPTIONS)
+        reader = ArrayRecordReader(os.fsencode(path), _READER_OPTIONS)
         if reader.ok():
             return reader
         _close(reader)
     except RuntimeError:
         pass
-    os.close(os.open(os.fsencode(source.name), os.O_RDONLY))  # Raises if the machine is out of descriptors.
+    os.close(os.open(os.fsencode(path), os.O_RDONLY))  # Raises if the machine is out of descriptors.
     return None
 
 
@@ -70,11 +78,20 @@ def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: in
 
 def read_rows(source: Input, rows: list[int], max_record_bytes: int) -> Iterator[Chunk | None]:
     """Yields one chunk for each record number, None for what the file no longer holds."""
-    reader = _open(source)
+    file = open_input(source)
+    try:
+        with local_path(file, source) as path:
+            yield from _read_rows_of_path(path, source, rows, max_record_bytes)
+    finally:
+        file.close()
+
+
+def _read_rows_of_path(path: str, source: Input, rows: list[int], max_record_bytes: int) -> Iterator[Chunk | None]:
+    reader = _open(path)
     if reader is None:
         yield from (None for _ in rows)
         return
-    records = _Records(reader, source)
+    records = _Records(reader, path, source)
     try:
         count = reader.num_records()
         for row in rows:
@@ -86,8 +103,9 @@ def read_rows(source: Input, rows: list[int], max_record_bytes: int) -> Iterator
 class _Records:
     """Reads records one after the other, so that a batch can end when it is full, whatever their sizes."""
 
-    def __init__(self, reader: ArrayRecordReader, source: Input) -> None:
+    def __init__(self, reader: ArrayRecordReader, path: str, source: Input) -> None:
         self._reader: ArrayRecordReader | None = reader
+        self._path = path
         self._source = source
 
     def read(self, first: int, last: int, max_record_bytes: int) -> Iterator[Chunk]:
@@ -104,7 +122,7 @@ class _Records:
     def _read_one(self, index: int, chunk: Chunk, max_record_bytes: int) -> None:
         try:
             if self._reader is None:
-                self._reader = _open(self._source)
+                self._reader = _open(self._path)
                 self._seek(index)
             if self._reader is None:
                 raise RuntimeError("the file cannot be opened any more")

