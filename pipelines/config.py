@@ -255,7 +255,8 @@ def _explain(problem: Any) -> str:
         hint = did_you_mean(location[-1], known) or f"; known keys: {', '.join(known)}"
         return f"{path}: unknown key{hint}"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if path == "steps" else f", got {problem['input']!r}"
+    given = f", got {problem['input']!r}"
+    given = "" if path == "steps" or message.endswith(given) else given
     return f"{path}: {message}{given}"
 
 

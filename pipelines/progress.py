@@ -73,6 +73,8 @@ def watch_job(store: Store, spec: JobSpec) -> Iterator[None]:
     watch = JobWatch(store, spec)
     with contextlib.suppress(OutputError, OSError):
         watch.look()  # What is committed already may break a budget that was made smaller.
+    if watch.num_committed:
+        _LOGGER.info("going on: %s", watch.describe())
     stop = threading.Event()
     show = _show_bar if sys.stderr.isatty() else _log_lines
     thread = threading.Thread(target=show, args=(watch, spec.num_shards, stop), name="gristmill-watch", daemon=True)

@@ -46,9 +46,10 @@ def load_report(output: str) -> tuple[Store, dict[str, Any]]:
     return store, report
 
 
-def print_report(store: Store, report: dict[str, Any]) -> None:
-    """Prints the report in a screen's length."""
-    print(f"\n{report['status']}: {store.root}" + (f"\n  {report['message']}" if report["message"] else ""))
+def print_report(store: Store, report: dict[str, Any], generation: str = "") -> None:
+    """Prints the report in a screen's length; with the name of a generation, it is said to be of that alone."""
+    alone = f", {generation} alone" if generation else ""
+    print(f"\n{report['status']}: {store.root}{alone}" + (f"\n  {report['message']}" if report["message"] else ""))
     _line("records", report, ("read", "added", "written", "dropped", "dead"))
     _line("files", report, ("seen", "read", "empty", "dead", "skipped", "duplicate"))
     _line("bytes", report, ("read", "written", "dead"))
@@ -64,6 +65,8 @@ def print_report(store: Store, report: dict[str, Any]) -> None:
         came = f"{one['letters_consumed']:,} dead letters" if one["kind"] == "replay" else "new inputs"
         counts = f"{one['records_written']:,} written in {one['shards']} shards, {one['records_dead']:,} dead"
         print(f"  {one['name']:8} {one['kind']} of {came}: {counts}")
+    for note in report.get("notes", []):
+        print(f"  note     {note}")
     if report["seconds"]:
         print(f"  seconds  {report['seconds']:,}")
 

@@ -127,7 +127,7 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     report = read_report(store) or build_report(store, spec, job.header)
     counts = (report["records_written"], report["records_dropped"], report["records_dead"])
     _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)
-    return conclude(store, report)
+    return conclude(store, report, spec.generation)
 
 
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
@@ -144,7 +144,7 @@ def _describe(flags: list[str]) -> str:
     return " ".join(flag for flag in flags if "runner" in flag or "direct" in flag) or "default runner"
 
 
-def conclude(store: Store, report: dict[str, Any] | None) -> int:
+def conclude(store: Store, report: dict[str, Any] | None, generation: str = "") -> int:
     """Prints the report of a job and returns the exit status that it stands for.
 
     Raises:
@@ -153,5 +153,5 @@ def conclude(store: Store, report: dict[str, Any] | None) -> int:
     if report is None:
         raise OutputError("the pipeline ended without a report")
     with contextlib.suppress(OSError):  # The terminal may be gone.
-        print_report(store, report)
+        print_report(store, report, generation)
     return STATUS_CODES[report["status"]]

@@ -96,7 +96,9 @@ class _Lister:
         if first is None and self._may_be_gone:
             return
         if first is None:
-            raise InputPatternError(f"input {argument!r} matches no file; check the path, and quote it in the shell")
+            raise InputPatternError(
+                f"input {argument!r} matches no file; check the path, and quote patterns in the shell"
+            )
         yield itertools.chain([first], found)
 
     def _absolute(self, name: bytes) -> bytes:

@@ -90,7 +90,8 @@ class LocalFile:
 
 def _check_unchanged(source: Input, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.ENXIO, "not a regular file")
+        is_folder = stat.S_ISDIR(info.st_mode)
+        raise OSError(errno.ENXIO, "a folder; name a file in it" if is_folder else "not a regular file")
     if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
         raise InputChangedError(
             errno.ESTALE,
