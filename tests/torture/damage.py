@@ -50,7 +50,7 @@ class Damaged:
         self.origin = np.delete(self.origin, slice(at, at + num_bytes))
 
     def places(self, edges: Sequence[int]) -> list[int | None]:
-        """Returns where each piece of the original between two edges stands whole and untouched; None if it does not."""
+        """Returns where each piece of the original between two edges stands untouched; None if it does not."""
         place = np.full(len(self.original), NEW)
         kept = np.flatnonzero(self.origin != NEW)
         place[self.origin[kept]] = kept
