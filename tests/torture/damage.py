@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -48,14 +49,17 @@ class Damaged:
         self.data = self.data[:at] + self.data[at + num_bytes :]
         self.origin = np.delete(self.origin, slice(at, at + num_bytes))
 
-    def where(self, start: int, end: int) -> int | None:
-        """Returns where bytes [start, end) of the original stand untouched and together, None if they do not."""
-        [found] = np.nonzero(self.origin == start)
-        if not len(found):
-            return None
-        at = int(found[0])
-        whole = np.array_equal(self.origin[at : at + end - start], np.arange(start, end))
-        return at if whole else None
+    def places(self, edges: Sequence[int]) -> list[int | None]:
+        """Returns where each piece of the original between two edges stands untouched; None if it does not."""
+        place = np.full(len(self.original), NEW)
+        kept = np.flatnonzero(self.origin != NEW)
+        place[self.origin[kept]] = kept
+        run = np.concatenate([[0], np.cumsum(np.diff(self.origin) != 1)])  # Bytes of one run were never parted.
+        found: list[int | None] = []
+        for start, end in itertools.pairwise(edges):
+            first, last = int(place[start]), int(place[end - 1])
+            found.append(first if NEW not in (first, last) and run[first] == run[last] else None)
+        return found
 
     def changed(self) -> list[int]:
         """Returns the places of all bytes that are new."""

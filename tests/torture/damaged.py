@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import random
 import shutil
@@ -155,10 +156,13 @@ def check_tfrecord(file: TortureFile, letters: list[Letter], records: Iterator[b
 def _untouched(file: TortureFile, stream: bytes, is_inflated: bool) -> Iterator[tuple[bytes, int]]:
     """Yields each record that the damage left alone, and where it stands now."""
     starts = corpora.frame_starts(file.payloads)
-    whole = oracle.common_prefix(stream, file.stream)
-    for payload, start, end in zip(file.payloads, starts, starts[1:], strict=False):
-        place = file.file.where(start, end) if file.compression == "none" else start
-        if place is not None and (file.compression == "none" or (is_inflated and end <= whole)):
+    if file.compression == "none":
+        places = file.file.places(starts)
+    else:
+        whole = oracle.common_prefix(stream, file.stream) if is_inflated else 0
+        places = [start if end <= whole else None for start, end in itertools.pairwise(starts)]
+    for payload, place in zip(file.payloads, places, strict=True):
+        if place is not None:
             yield payload, place
 
 

@@ -63,11 +63,11 @@ class KillJob:
         self._out = folder / "out"
         self._streams = self._make_inputs()
         isolate = rng.choice(["", "", ",isolate=true"])
-        workers = rng.choice(["0", "auto", "2", "2"])
+        workers = rng.choice(["0", "auto", "2"])
         shards = rng.randint(6, 14)
         self._options = ["--shards", str(shards), "--workers", workers, "--step", f"torture.acts:slow{isolate}"]
         self._secs = rng.choice([0.02, 0.03, 0.05])
-        self._to_kill = rng.randint(4, 7)
+        self._to_kill = rng.randint(5, 8)
         self._ledgers: dict[str, int] = {}
         self._seen: dict[int, psutil.Process] = {}
         self.kills: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class KillJob:
         """Two files, each damaged in its middle and at its end; no framing in payloads, so no range is read twice."""
         streams = {}
         for number in range(2):
-            records = [jobs.payload(number, at) for at in range(self._rng.randint(150, 300))]
+            records = [jobs.payload(number, at) for at in range(self._rng.randint(200, 350))]
             data = corpora.frame_all(records)
             data = corpora.flip_bit(data, self._rng.randrange(len(data))) + b"damaged tail"
             path = self._folder / f"in/f{number}.tfrecord"

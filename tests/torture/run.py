@@ -37,7 +37,7 @@ HARD_LIMIT_SECS = 590
 _TELL_SECS = 30
 _LOOK_SECS = 0.2
 _HANG_SECS = 240
-_KILLS_A_JOB = 4
+_KILLS_A_JOB = 5
 _FLAGS = {"damage": "corpora", "steps": "steps", "kill": "kills"}
 _RUNNERS: dict[str, Callable[[Case, Path], Tally]] = {
     "damage": damaged.run_case,
@@ -55,9 +55,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="makes corpora, damage and choices")
     parser.add_argument("--seconds", type=float, default=500, help="no case is started after that")
-    parser.add_argument("--corpora", type=int, default=220, help="damaged corpora to convert")
-    parser.add_argument("--kills", type=int, default=54, help="processes to kill")
-    parser.add_argument("--steps", type=int, default=12, help="jobs with misbehaving steps to run")
+    parser.add_argument("--corpora", type=int, default=210, help="damaged corpora to convert")
+    parser.add_argument("--kills", type=int, default=52, help="processes to kill")
+    parser.add_argument("--steps", type=int, default=10, help="jobs with misbehaving steps to run")
     parser.add_argument("--only", metavar="KIND:NUMBER", help="one case: damage:17, steps:3, kill:5")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     return parser.parse_args(argv)
@@ -108,7 +108,7 @@ class Campaign:
         self._folder = folder
         self._started = time.monotonic()
         self._numbers = {kind: itertools.count() for kind in _FLAGS}
-        self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 2}
+        self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 4}
         self._running: dict[Case, float] = {}
         self._pool = concurrent.futures.ProcessPoolExecutor(
             self._lanes["damage"], multiprocessing.get_context("spawn"), _begin_process

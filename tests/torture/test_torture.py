@@ -79,9 +79,15 @@ def test_damage_knows_what_it_left_alone(seed: int) -> None:
         damage(file, rng, STARTS, KINDS)
     assert len(file.origin) == len(file.data)
     assert all(origin < 0 or DATA[origin] == byte for origin, byte in zip(file.origin, file.data, strict=True))
-    for start, end in itertools.pairwise(STARTS):
-        place = file.where(start, end)
+    places = file.places(STARTS)
+    for place, (start, end) in zip(places, itertools.pairwise(STARTS), strict=True):
+        assert (place is not None) == (list(range(start, end)) in _windows(file, start, end))
         assert place is None or file.data[place : place + end - start] == DATA[start:end]
+
+
+def _windows(file: Damaged, start: int, end: int) -> list[list[int]]:
+    """What stands wherever the first byte of a piece is found."""
+    return [file.origin[at : at + end - start].tolist() for at in (file.origin == start).nonzero()[0]]
 
 
 def test_case_says_how_to_run_it_again() -> None:
