@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from pipelines.errors import DONE, UNBALANCED
 from pipelines.report import load_report
 from transforms.books import COUNTS, is_balanced
+from transforms.child_call import ChildCall
 from transforms.elements import JobSpec
 from transforms.generations import find_letters
 from transforms.ledger import Ledger, StoredFile
@@ -23,10 +23,11 @@ from transforms.names import shard_file_pattern
 from transforms.replaced import final_letters
 from transforms.report import MANIFEST_NAME, committed_shards, read_report
 from transforms.shard_writer import file_crc32c
-from transforms.store import LocalStore, Store
+from transforms.store import Store
 from transforms.whole import Generation, list_generations, load_generation
 
 _PIECE_BYTES = 4 << 20
+_WORTH_PROCESSES_BYTES = 128 << 20
 _SHOWN = 50
 
 
@@ -177,23 +178,41 @@ def _check_file(store: Store, name: str, expected: StoredFile) -> Iterator[str]:
 
 
 def _check_shards(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
-    """Reads every record of every shard, in as many processes as there are cores."""
-    # A client's connections and threads do not survive a fork.
-    context = multiprocessing.get_context("fork" if isinstance(store, LocalStore) else "spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), context) as pool:
-        waiting = []
-        for shard in rebuilt["shards"]:
-            if store.size(shard["name"]) is None:
-                yield f"{shard['name']} is missing"
-                continue
-            waiting.append(pool.submit(_check_shard, store, shard))
-        for result in waiting:
-            yield from result.result()
+    """Reads every record of every shard; if there is much to read, in as many processes as there are cores."""
+    present = []
+    for shard in rebuilt["shards"]:
+        if store.size(shard["name"]) is None:
+            yield f"{shard['name']} is missing"
+        else:
+            present.append(shard)
+    if sum(shard["bytes"] for shard in present) < _WORTH_PROCESSES_BYTES:
+        yield from check_shards(store, present)
+        return
+    count = min(len(present), len(os.sched_getaffinity(0)))
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        for found in pool.map(_check_apart, [store] * count, [present[number::count] for number in range(count)]):
+            yield from found
 
 
-def _check_shard(store: Store, shard: dict[str, Any]) -> list[str]:
-    with store.local_copy(shard["name"]) as path:
-        return list(check_records(shard["name"], path, shard["records"], shard["crc32c"]))
+def _check_apart(store: Store, shards: list[dict[str, Any]]) -> list[str]:
+    """Reads shards in a process of their own: not a fork, which the library's threads would not survive."""
+    child = ChildCall("pipelines.verify:check_shards", store=store, shards=shards)
+    found = list(child.items())
+    if child.death is not None:
+        found.append(f"the process that read {', '.join(shard['name'] for shard in shards)} died: {child.death}")
+    return found
+
+
+def check_shards(store: Store, shards: list[dict[str, Any]]) -> Iterator[str]:
+    """Reads every record of some shards and yields what differs.
+
+    Args:
+        store: The output directory.
+        shards: Their entries in the report.
+    """
+    for shard in shards:
+        with store.local_copy(shard["name"]) as path:
+            yield from check_records(shard["name"], path, shard["records"], shard["crc32c"])
 
 
 def check_records(name: str, path: str, records: int, crc32c: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import jobs
+from pipelines import verify
 
 
 @pytest.fixture
@@ -392,7 +393,15 @@ def test_output_below_the_input_folder_is_not_read_again(corpus: Path) -> None:
     assert jobs.records(corpus / "out") == all_payloads()
 
 
-def test_verify_finds_what_was_changed(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("worth_processes_bytes", [1 << 40, 0])
+def test_verify_finds_what_was_changed(
+    worth_processes_bytes: int,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verify, "_WORTH_PROCESSES_BYTES", worth_processes_bytes)
     out = tmp_path / "out"
     assert jobs.convert("--input", corpus, "--output", out, "--shards", "3") == 0
     assert jobs.main(["verify", str(out)]) == 0

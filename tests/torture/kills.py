@@ -98,14 +98,13 @@ class KillJob:
         """Starts the command until it is done, and kills what it runs meanwhile."""
         reference = self._start("reference", 0, [*self._options[:2], "--workers", "0", *self._options[4:]])
         require(reference.wait(_WAIT_SECS) == 0, "the undisturbed job failed")
-        deadline = time.monotonic() + _WAIT_SECS
         while True:
             process = self._start("out", self._secs, self._options)
             self.starts += 1
             before = self.kills.total()
             while process.poll() is None and self.kills.total() < self._to_kill:
                 self._disturb(process)
-            status = self._wait(process, deadline)
+            status = self._wait(process)
             self._check_ended()
             if status == 0:
                 return
@@ -154,7 +153,8 @@ class KillJob:
                     found.setdefault(_kind(process), []).append(process.pid)
         return found
 
-    def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> int:
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        deadline = time.monotonic() + _WAIT_SECS
         while process.poll() is None:
             require(time.monotonic() < deadline, "the job does not come to an end, see out.log")
             self._processes(process.pid)
@@ -188,7 +188,7 @@ class KillJob:
         require(next(records, None) is None, "more records than the files account for")
         left = [name for name in jobs.tree(self._out) if any(part in name for part in _LEFT)]
         require(left == [], f"left behind: {left}")
-        done = jobs.spawn(["verify", "out"], self._folder)
+        done = jobs.spawn(["verify", "out"], self._folder, timeout_secs=_WAIT_SECS)
         require(done.returncode == 0, f"verify: {done.stdout}")
 
     @staticmethod

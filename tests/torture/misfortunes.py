@@ -111,7 +111,7 @@ def check_outcome(folder: Path, records: list[bytes], actions: list[str], half: 
     require(found == expected, f"dead letters {found} instead of {expected}")
     require({letter["step"] for letter in letters} <= {"torture.acts:act"}, f"steps of {letters}")
     check_books(out, fates)
-    done = jobs.spawn(["verify", "out"], folder)
+    done = jobs.spawn(["verify", "out"], folder, timeout_secs=TIMEOUT_SECS)
     require(done.returncode == 0, f"verify: {done.stdout}")
     left = [name for name in jobs.tree(out) if "attempts" in name or "lock" in name or "tries" in name]
     require(left == [], f"left behind: {left}")

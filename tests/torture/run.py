@@ -63,12 +63,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _begin_process() -> None:
-    """Prepares a process that runs many cases: `verify` forks its own, as it does when it is called by itself."""
-    multiprocessing.set_start_method("fork", force=True)
-    quick_beam.remember()
-
-
 def run_apart(case: Case, folder: Path) -> Tally | str:
     """Runs a case in a process that runs many; what it prints goes to a file.
 
@@ -111,7 +105,7 @@ class Campaign:
         self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 4}
         self._running: dict[Case, float] = {}
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            self._lanes["damage"], multiprocessing.get_context("spawn"), _begin_process
+            self._lanes["damage"], multiprocessing.get_context("spawn"), quick_beam.remember
         )
         self._lock = threading.Lock()
         self.tally = Tally()
