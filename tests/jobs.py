@@ -24,6 +24,17 @@ from transforms.publish import decide, give_names, number_parts
 from transforms.repeat import repeat_shard, settle
 from transforms.steps.job_chain import load_chain
 
+STEP_WITH_BAD_NUMBERS = """
+import json, re
+
+def clean(value):
+    number = int(re.search(rb"-(\\d{6}) ", value).group(1))
+    if number in json.load(open("bad.json")):
+        raise ValueError(f"number {number}")
+    return value
+"""
+"""A step that fails on the records whose numbers stand in bad.json."""
+
 GRISTMILL = [sys.executable, "-P", "-m", "pipelines"]
 
 

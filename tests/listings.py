@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from transforms.elements import Input
 from transforms.inputs import Listing, list_inputs, read_inputs
 
@@ -27,6 +29,14 @@ LITERAL_NAMES = [
     "back\\slash.rec",
     os.fsdecode(b"bytes-\xff\xfe.rec"),
 ]
+
+
+def enter_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes an empty folder whose path is no link the working directory."""
+    folder = Path(os.path.realpath(tmp_path)) / "corpus"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def write(folder: Path, *names: str | bytes) -> None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from apache_beam.io.filesystem import CompressionTypes, FileMetadata, FileSystem
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata, FileSystem
 
 _FILES: dict[str, bytes] = {}
 _FAILURES: list[Exception] = []
@@ -87,7 +87,7 @@ class MemoryFileSystem(FileSystem):
             _FILES[target] = _FILES[source]
 
     def rename(self, source_file_names: list[str], destination_file_names: list[str]) -> None:
-        raise NotImplementedError("no rename")
+        raise BeamIOError("mem:// has no rename")
 
     def exists(self, path: str) -> bool:
         return path in _FILES

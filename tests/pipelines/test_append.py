@@ -14,16 +14,6 @@ import pytest
 import jobs
 from pipelines import local_runner
 
-STEP = """
-import json, re
-
-def clean(value):
-    number = int(re.search(rb"-(\\d{6}) ", value).group(1))
-    if number in json.load(open("bad.json")):
-        raise ValueError(f"number {number}")
-    return value
-"""
-
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -31,7 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("steps_of_append_test", None)
     monkeypatch.setattr(local_runner, "run_pipeline", jobs.run_plainly)
-    (tmp_path / "steps_of_append_test.py").write_text(STEP)
+    (tmp_path / "steps_of_append_test.py").write_text(jobs.STEP_WITH_BAD_NUMBERS)
     (tmp_path / "bad.json").write_text("[]")
     for file in range(3):
         write(file)

@@ -18,15 +18,6 @@ import corpora
 import jobs
 from pipelines import local_runner
 
-STEP = """
-import json, re
-
-def clean(value):
-    number = int(re.search(rb"-(\\d{6}) ", value).group(1))
-    if number in json.load(open("bad.json")):
-        raise ValueError(f"number {number}")
-    return value
-"""
 LARGE = ["--set", "dead_letters.max_fraction=1"]
 
 
@@ -36,7 +27,7 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.out = folder / "out"
-        (folder / "steps_of_replay_test.py").write_text(STEP)
+        (folder / "steps_of_replay_test.py").write_text(jobs.STEP_WITH_BAD_NUMBERS)
         self.bad()
         for file in range(3):
             self.write(file)

@@ -33,15 +33,6 @@ from transforms.store import Store
 from transforms.tries import forget_marks
 from transforms.whole import build_whole
 
-STEP = """
-import json, re
-
-def clean(value):
-    number = int(re.search(rb"-(\\d{6}) ", value).group(1))
-    if number in json.load(open("bad.json")):
-        raise ValueError(f"number {number}")
-    return value
-"""
 HOOKS = str(Path(__file__).parent.parent / "hooks")
 
 
@@ -55,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     sys.modules.pop("steps_of_kill_test", None)
-    (tmp_path / "steps_of_kill_test.py").write_text(STEP)
+    (tmp_path / "steps_of_kill_test.py").write_text(jobs.STEP_WITH_BAD_NUMBERS)
     (tmp_path / "bad.json").write_text("[2, 7]")
     for file in range(2):
         jobs.write_tfrecord(tmp_path / f"in/f{file}.tfrecord", payloads(file))

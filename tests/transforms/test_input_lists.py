@@ -11,17 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from listings import LITERAL_NAMES, errors_of, listed, names_of, write
+from listings import LITERAL_NAMES, enter_folder, errors_of, listed, names_of, write
 from transforms.inputs import InputPatternError, read_inputs
 
-
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: an empty folder whose path is no link."""
-    folder = Path(os.path.realpath(tmp_path)) / "corpus"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+corpus = pytest.fixture(enter_folder, name="corpus")
 
 
 class TestLists:

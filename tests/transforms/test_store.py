@@ -27,7 +27,15 @@ ODD_NAMES = [
 ]
 
 
-@pytest.fixture(params=["local", "worst", "beam", "gcs"])
+KINDS = ["local", "worst", "beam", "gcs"]
+
+
+def _may_be_called(kind: str, name: str) -> bool:
+    """Whether a kind of store has such names: those of objects are UTF-8 without line ends."""
+    return kind != "gcs" or ("\n" not in name and "\udcff" not in name)
+
+
+@pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "gcs":
         return GcsStore(request.getfixturevalue("emulator").new_bucket() + "/jobs/out")
@@ -272,10 +280,12 @@ class TestCopy:
         assert list(store.list("")) == [("final", 7)]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [(kind, name) for kind in KINDS for name in ODD_NAMES if _may_be_called(kind, name)],
+    indirect=["store"],
+)
 def test_odd_names_come_back_as_they_went_in(store: Store, name: str) -> None:
-    if isinstance(store, GcsStore) and ("\n" in name or "\udcff" in name):
-        pytest.skip("names of objects are UTF-8 without line ends")
     assert store.put_if_absent(name, b"one") is True
     assert store.put_if_absent(name, b"two") is False
     store.copy(name, name + ".copy")
