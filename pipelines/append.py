@@ -13,6 +13,7 @@ from pipelines.errors import DONE, UsageError
 from pipelines.generation_jobs import complete, finished, forget, is_base_published, mend, unfinished
 from pipelines.output import check_output
 from pipelines.plan_job import PlannedJob, plan_job
+from pipelines.remote_job import outlives
 from pipelines.run_job import Run, run_locked
 from pipelines.space import check_space
 from transforms.generations import generation_name, generation_names, see_as
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> 
         return show_plan(store, config, how.scratch, num_records=args.limit)
     if args.limit is not None:
         raise UsageError("--limit converts a trial, which cannot be appended; give it a directory of its own")
-    return run_locked("convert", store, lambda: append(store, config, how))
+    return run_locked("convert", store, how.lock, lambda: append(store, config, how))
 
 
 def append(store: Store, config: JobConfig, run: Run) -> int:
@@ -70,13 +71,13 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
         return _complete_base(base, config, run)
     stopped = unfinished(store)
     if stopped is not None and stopped.is_decided():
-        complete(run, stopped)
+        complete(run.waiting(), stopped)
         stopped = None
     elif stopped is not None and stopped.spec.replay is not None:
         forget(stopped)
         stopped = None
     made = finished(store)
-    mend(run, made[1:])
+    mend(run.waiting(), made[1:])
     listing = list_new(config, run.scratch, made)
     if stopped is None and not listing.num_inputs:
         print(f"{store.root}: nothing to append; every input is known")
@@ -88,7 +89,7 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
     if stopped is not None and _only_inputs_differ(stopped, job):
         _LOGGER.info("append %s was planned before; inputs that came since are for the next --append", stopped.name)
         return complete(run, stopped, config)
-    if config.write.check_space:
+    if config.write.check_space and not outlives(run.flags):
         job.header["notes"] += filter(None, [check_space(store, job)])
     return run.job(see_as(store, name), config, job)
 

@@ -62,6 +62,16 @@ def _join_values(words: list[str]) -> Iterator[str]:
         yield flag
 
 
+def flag_value(flags: list[str], name: str) -> str | None:
+    """Returns the value that Beam flags give an option, None when they do not."""
+    for number, flag in enumerate(flags):
+        if flag.startswith(f"--{name}="):
+            return flag.split("=", 1)[1]
+        if flag == f"--{name}" and number + 1 < len(flags):
+            return flags[number + 1]
+    return None
+
+
 def _check_runner(name: str) -> None:
     from apache_beam.runners import create_runner
 

@@ -21,6 +21,7 @@ Converts and cleans training corpora into sharded ArrayRecord.
   gristmill convert --config configs/tfrecord.yaml ...         keys in a file; --set write.shards=64 changes one
   gristmill convert --append ...                               converts only what is new since
   gristmill replay out/                                        runs the dead letters again
+  gristmill status out/                                        how far it is; gristmill cancel out/ stops it
   gristmill verify out/                                        reads everything back and recounts
   gristmill report out/                                        what became of every record
   gristmill inspect FILE ...                                   what is in a TFRecord or ArrayRecord file
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_convert(commands)
     _add_replay(commands)
+    _add_status(commands)
     verify = _add(commands, "verify", "read every output record and the ledgers back and recount everything")
     verify.add_argument("output", metavar="DIR", help="output directory of a convert job")
     report = _add(commands, "report", "rebuild the report of a job from its ledgers and print it")
@@ -110,11 +112,20 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--resume-anyway", action="store_true", help="keep committed shards though steps or write keys changed"
     )
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
+    _add_detach(run)
     run.add_argument(
         "--workers",
         metavar="N",
         help="local worker processes; 0 works in this process, auto (default) picks what is worth starting",
     )
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    status = _add(commands, "status", "say how far a job is, and who runs it")
+    status.add_argument("output", metavar="DIR", help="output directory of a convert job")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    cancel = _add(commands, "cancel", "stop a running job; the same command goes on from what is committed")
+    cancel.add_argument("output", metavar="DIR", help="output directory of a convert job")
 
 
 def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -132,7 +143,12 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     how = replay.add_argument_group("with what")
     how.add_argument("--config", metavar="FILE", help="take the steps from this YAML config (default: the job's own)")
     how.add_argument("--set", action="append", metavar="KEY=VALUE", dest="changes", help="change one config key")
+    _add_detach(how)
     how.add_argument("--workers", metavar="N", help="local worker processes, as in convert")
+
+
+def _add_detach(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--detach", action="store_true", help="on a runner elsewhere: end once the job is submitted")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,6 +186,14 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         from pipelines import verify
 
         return verify.run(args.output)
+    if args.command == "status":
+        from pipelines import status
+
+        return status.run(args.output, as_json=args.json)
+    if args.command == "cancel":
+        from pipelines import cancel
+
+        return cancel.run(args.output)
     from pipelines import report
 
     return report.run(args.output, as_json=args.json)

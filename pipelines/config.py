@@ -139,6 +139,7 @@ class JobConfig(_Strict):
     steps: list[dict[str, Any]] = []
     write: WriteConfig = WriteConfig()
     dead_letters: DeadLettersConfig = DeadLettersConfig()
+    py_modules: list[str] = []
     beam: dict[str, Any] = {}
 
     @pydantic.field_validator("steps")

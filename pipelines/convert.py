@@ -11,10 +11,12 @@ from typing import Any
 from pipelines import append
 from pipelines.beam_options import check_flags, config_flags
 from pipelines.config import JobConfig, load_config, parse_change, parse_step
+from pipelines.dataflow_service import is_running
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
 from pipelines.output import check_output, is_published
 from pipelines.plan_job import plan_job
+from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, run_locked
 from pipelines.space import check_space
@@ -45,9 +47,10 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     flags = config_flags(config.beam) + check_flags(unknown)
     workers = parse_workers(args.workers)
     check_steps(config)
+    check_remote(flags, config, detach=args.detach)
     store = _open_output(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
-        how = Run(flags, workers, scratch, process)
+        how = Run(flags, workers, scratch, JobLock(store, is_running=is_running), process, args.detach)
         if args.append and append.has_job(store):
             return append.run(args, store, config, how)
         if args.dry_run:
@@ -63,9 +66,9 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             _tidy_up(store)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
-        if config.write.check_space:
+        if config.write.check_space and not outlives(flags):
             job.header["notes"] += filter(None, [check_space(store, job)])
-        return run_locked("convert", store, lambda: how.job(store, config, job), job.spec)
+        return run_locked("convert", store, how.lock, lambda: how.job(store, config, job), job.spec)
 
 
 def _tidy_up(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from pipelines.local_runner import estimate_cpu_secs
+from pipelines.local_runner import estimate_job_secs
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
 from transforms.steps.job_chain import Chain, load_chain
@@ -30,8 +30,7 @@ def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
     print(f"shards    {spec.num_shards:,} planned, {min(weights):,} to {max(weights):,} bytes; {spec.writer_options}")
     for note in header["notes"]:
         print(f"note      {note}")
-    codec = spec.writer_options.split(",", 1)[1].split(":")[0]
-    cpu_secs = estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(spec.steps))
+    cpu_secs = estimate_job_secs(spec, job)
     print(f"time      about {cpu_secs:,.0f} CPU seconds; this machine has {len(os.sched_getaffinity(0))} cores")
     _show_steps(spec, job.sampled[: num_records or _SHOWN_RECORDS])
 

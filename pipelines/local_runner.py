@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pipelines.beam_options import flag_value
 from pipelines.imports import without_collecting
 from transforms.store import OutputError
 
@@ -27,6 +28,12 @@ _LOCAL_RUNNERS = {"", "directrunner", "fnapirunner"}
 def estimate_cpu_secs(codec: str, num_bytes: int, num_records: int, num_steps: int) -> float:
     """Returns the CPU seconds that a job probably takes; compression is nearly all of it."""
     return num_bytes / _BYTES_PER_SEC.get(codec, 60e6) + num_records * num_steps * _STEP_SECS_PER_RECORD
+
+
+def estimate_job_secs(spec: Any, job: Any) -> float:
+    """Returns the CPU seconds that a planned job probably takes."""
+    codec = spec.writer_options.split(",", 1)[1].split(":")[0]
+    return estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(spec.steps))
 
 
 def choose_workers(cpu_secs: float, num_shards: int) -> int:
@@ -53,27 +60,18 @@ def is_local(flags: list[str]) -> bool:
 
 def runner_name(flags: list[str]) -> str:
     """Returns the runner that Beam flags ask for, "" for none."""
-    return _flag_value(flags, "runner") or ""
+    return flag_value(flags, "runner") or ""
 
 
 def asked_workers(flags: list[str]) -> int | None:
     """Returns the workers that Beam flags ask for, None when they leave it open."""
-    mode = _flag_value(flags, "direct_running_mode")
-    count = _flag_value(flags, "direct_num_workers")
+    mode = flag_value(flags, "direct_running_mode")
+    count = flag_value(flags, "direct_num_workers")
     if mode == "in_memory":
         return 0
     if count is None:
         return None if mode is None else 1
     return int(count) or len(os.sched_getaffinity(0))
-
-
-def _flag_value(flags: list[str], name: str) -> str | None:
-    for number, flag in enumerate(flags):
-        if flag.startswith(f"--{name}="):
-            return flag.split("=", 1)[1]
-        if flag == f"--{name}" and number + 1 < len(flags):
-            return flags[number + 1]
-    return None
 
 
 def local_flags(flags: list[str], workers: int) -> list[str]:
@@ -83,7 +81,7 @@ def local_flags(flags: list[str], workers: int) -> list[str]:
     """
     kept = [flag for flag in flags if not flag.startswith("--runner")]
     kept = [flag for flag in kept if flag.lower() not in _LOCAL_RUNNERS]
-    if _flag_value(flags, "direct_running_mode") == "multi_threading":
+    if flag_value(flags, "direct_running_mode") == "multi_threading":
         return ["--runner=FnApiRunner", *kept]
     mode = "multi_processing" if workers else "in_memory"
     kept = [flag for flag in kept if not flag.startswith(("--direct_running_mode", "--direct_num_workers"))]
@@ -115,17 +113,41 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
     Raises:
         OutputError: The job could not finish; the message is the cause.
     """
+    wait_for(submit_pipeline(spec, flags, num_workers))
+
+
+def submit_pipeline(spec: Any, flags: list[str], num_workers: int) -> Any:
+    """Builds the pipeline and has its runner begin; see `run_pipeline`.
+
+    Returns:
+        Beam's result, to wait for. A local runner has ended by then.
+    """
     with without_collecting():
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
 
         from transforms.convert import ConvertCorpus
 
+    with _telling_causes(), worker_environment():
+        pipeline = beam.Pipeline(_make_runner(flags), PipelineOptions(_without_mode(flags)))
+        _ = pipeline | "ConvertCorpus" >> ConvertCorpus(spec, num_workers)
+        return pipeline.run()
+
+
+def wait_for(result: Any) -> None:
+    """Waits for the end of a pipeline that was submitted.
+
+    Raises:
+        OutputError: It could not finish; the message is the cause.
+    """
+    with _telling_causes(), worker_environment():
+        result.wait_until_finish()
+
+
+@contextlib.contextmanager
+def _telling_causes() -> Iterator[None]:
     try:
-        with worker_environment():
-            pipeline = beam.Pipeline(_make_runner(flags), PipelineOptions(_without_mode(flags)))
-            _ = pipeline | "ConvertCorpus" >> ConvertCorpus(spec, num_workers)
-            pipeline.run().wait_until_finish()
+        yield
     except Exception as error:
         _LOGGER.debug("the pipeline failed", exc_info=True)
         raise OutputError(find_cause(error)) from error
@@ -133,7 +155,7 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
 
 def _make_runner(flags: list[str]) -> Any:
     """Returns the local runner with worker processes of our own; None where the flags ask for another."""
-    if _flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+    if flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
         return None
     from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
     from apache_beam.transforms.environments import SubprocessSDKEnvironment
@@ -145,7 +167,7 @@ def _make_runner(flags: list[str]) -> Any:
 
 def _without_mode(flags: list[str]) -> list[str]:
     """Returns the flags without the mode that would put Beam's own worker command in the place of ours."""
-    if _flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+    if flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
         return flags
     return [flag for flag in flags if not flag.startswith(("--runner=", "--direct_running_mode="))]
 
@@ -174,5 +196,8 @@ def find_cause(error: BaseException) -> str:
     found = _CAUSE.search(text)
     if found:
         return found[1]
+    ended = re.search(r"State: (\w+), Error:\s*None\s*$", text)
+    if ended:
+        return f"the job ended as {ended[1]}"
     last = text.strip().splitlines()[-1:] or [""]
     return f"{type(error).__name__}: {last[0][:500]}"

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from transforms.budget import Budget, RunningTotals, call_off
@@ -17,6 +18,7 @@ from transforms.store import OutputError, Store
 _LOGGER = logging.getLogger("gristmill")
 _LOOK_SECS = 2.0
 _LOG_SECS = 30.0
+_SPEED_SECS = 600.0
 
 
 class JobWatch:
@@ -25,14 +27,22 @@ class JobWatch:
     Args:
         store: The output directory, as the job's generation sees it.
         spec: The job.
+        may_call_off: Whether it is ours to call the job off.
+
+    Attributes:
+        dropped_by_reason: Dropped records by reason.
+        dead_by_reason: Dead letters by reason.
     """
 
-    def __init__(self, store: Store, spec: JobSpec) -> None:
+    def __init__(self, store: Store, spec: JobSpec, *, may_call_off: bool = True) -> None:
         self._store = store
         self._spec = spec
         self._seen: set[str] = set()
         self._running = RunningTotals(Budget.of(spec))
-        self._is_off = False
+        self._is_off = not may_call_off
+        self._commits: list[tuple[float, dict[str, int]]] = []
+        self.dropped_by_reason: Counter[str] = Counter()
+        self.dead_by_reason: Counter[str] = Counter()
 
     @property
     def num_committed(self) -> int:
@@ -55,10 +65,38 @@ class JobWatch:
                 return
             self._seen.add(name)
             broken = self._running.add(ledger.books(), ledger.dead_by_reason)
+            self.dropped_by_reason.update(ledger.dropped_by_reason)
+            self.dead_by_reason.update(ledger.dead_by_reason)
+            self._commits.append((ledger.committed_at, ledger.books()))
             if broken is not None and not self._is_off:
                 self._is_off = True
                 _LOGGER.error("the budget is broken: %s; the job is called off", broken)
                 call_off(self._store, broken)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The books of all committed shards, added up."""
+        return self._running.totals
+
+    def speed(self) -> dict[str, float] | None:
+        """Returns shards, records and bytes read a second while the last ones were committed.
+
+        Told from the times of the commits alone, so that it holds whatever clock this machine has, and after the job's
+        end too. None until there were two moments of commits.
+        """
+        if not self._commits:
+            return None
+        newest = max(time for time, _ in self._commits)
+        recent = sorted((one for one in self._commits if one[0] > newest - _SPEED_SECS), key=lambda one: one[0])
+        secs = newest - recent[0][0]
+        if not secs:
+            return None
+        books = [books for _, books in recent[1:]]  # When the first of them was begun, nobody knows.
+        return {
+            "shards": len(books) / secs,
+            "records": sum(one["records_read"] for one in books) / secs,
+            "bytes": sum(one["bytes_read"] for one in books) / secs,
+        }
 
     def describe(self) -> str:
         """Returns how far the job is, in words."""

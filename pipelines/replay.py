@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.beam_options import check_flags, config_flags
 from pipelines.config import JobConfig, load_config, parse_change
 from pipelines.convert import check_steps, parse_workers
+from pipelines.dataflow_service import is_running
 from pipelines.errors import DONE, UsageError, did_you_mean
 from pipelines.generation_jobs import (
     complete,
@@ -25,9 +26,11 @@ from pipelines.generation_jobs import (
     unfinished,
 )
 from pipelines.plan_replay import PlannedReplay, plan_replay
+from pipelines.remote_job import check_remote
 from pipelines.run_job import Run, run_locked
 from pipelines.supervisor import JobProcess
 from transforms.generations import generation_name, see_as
+from transforms.job_lock import JobLock
 from transforms.letters import Selection
 from transforms.report import changed_keys, read_report
 from transforms.store import Store, open_store
@@ -56,10 +59,11 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     workers = parse_workers(args.workers)
     _import_anew(config.steps)
     check_steps(config)
+    check_remote(flags, config, detach=args.detach)
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
-        how = Run(flags, workers, scratch, process)
-        return run_locked("replay", base.store, lambda: replay(base.store, config, selection, how))
+        how = Run(flags, workers, scratch, JobLock(base.store, is_running=is_running), process, args.detach)
+        return run_locked("replay", base.store, how.lock, lambda: replay(base.store, config, selection, how))
 
 
 def _flat(values: list[list[str]] | None) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ def replay(store: Store, config: JobConfig, selection: Selection, run: Run) -> i
         )
     stopped = unfinished(store)
     if stopped is not None and stopped.is_decided():
-        status = complete(run, stopped)
+        status = complete(run.waiting(), stopped)
         if stopped.spec.replay is not None:
             print(f"replay {stopped.name} was stopped while it was published; now it is complete")
             return status
@@ -140,7 +144,7 @@ def replay(store: Store, config: JobConfig, selection: Selection, run: Run) -> i
             f"append {stopped.name} of {store.root} is not finished; give the convert --append command again first"
         )
     made = finished(store)
-    mend(run, made[1:])
+    mend(run.waiting(), made[1:])
     planned = plan_replay(store, config, selection, made, run.scratch)
     if not planned.job.header["num_shards"]:
         print(_nothing_selected(store, selection, planned))

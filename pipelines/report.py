@@ -50,14 +50,7 @@ def print_report(store: Store, report: dict[str, Any], generation: str = "") -> 
     """Prints the report in a screen's length; with the name of a generation, it is said to be of that alone."""
     alone = f", {generation} alone" if generation else ""
     print(f"\n{report['status']}: {store.root}{alone}" + (f"\n  {report['message']}" if report["message"] else ""))
-    _line("records", report, ("read", "added", "written", "dropped", "dead"))
-    _line("files", report, ("seen", "read", "empty", "dead", "skipped", "duplicate"))
-    _line("bytes", report, ("read", "written", "dead"))
-    for kind in ("dead", "dropped"):
-        reasons = report[f"{kind}_by_reason"]
-        if reasons:
-            most = sorted(reasons.items(), key=lambda item: -item[1])[:10]
-            print(f"  {kind:8} " + ", ".join(f"{reason} {count:,}" for reason, count in most))
+    print_counts(report)
     if report["shards"]:
         first, last = report["shards"][0]["name"], report["shards"][-1]["name"]
         print(f"  shards   {len(report['shards'])}: {first}" + (f" to {last}" if last != first else ""))
@@ -71,5 +64,18 @@ def print_report(store: Store, report: dict[str, Any], generation: str = "") -> 
         print(f"  seconds  {report['seconds']:,}")
 
 
+def print_counts(report: dict[str, Any]) -> None:
+    """Prints what was counted of records, files and bytes, and the reasons of losses."""
+    _line("records", report, ("read", "added", "written", "dropped", "dead"))
+    _line("files", report, ("seen", "read", "empty", "dead", "skipped", "duplicate"))
+    _line("bytes", report, ("read", "written", "dead"))
+    for kind in ("dead", "dropped"):
+        reasons = report[f"{kind}_by_reason"]
+        if reasons:
+            most = sorted(reasons.items(), key=lambda item: -item[1])[:10]
+            print(f"  {kind:8} " + ", ".join(f"{reason} {count:,}" for reason, count in most))
+
+
 def _line(kind: str, report: dict[str, Any], names: tuple[str, ...]) -> None:
-    print(f"  {kind:8} " + ", ".join(f"{report[f'{kind}_{name}']:,} {name}" for name in names))
+    counted = [(name, report[f"{kind}_{name}"]) for name in names if f"{kind}_{name}" in report]
+    print(f"  {kind:8} " + ", ".join(f"{count:,} {name}" for name, count in counted))

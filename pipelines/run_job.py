@@ -7,13 +7,14 @@ import dataclasses
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from pipelines import local_runner
+from pipelines import local_runner, remote_job
 from pipelines.config import JobConfig
-from pipelines.errors import FAILED, STATUS_CODES
+from pipelines.errors import DONE, FAILED, STATUS_CODES
 from pipelines.job_log import log_to_job
 from pipelines.job_process import Order
 from pipelines.output import prepare_output
@@ -32,17 +33,18 @@ from transforms.tries import forget_marks
 _LOGGER = logging.getLogger("gristmill")
 
 
-def run_locked(command: str, store: Store, body: Callable[[], int], spec: JobSpec | None = None) -> int:
+def run_locked(command: str, store: Store, lock: JobLock, body: Callable[[], int], spec: JobSpec | None = None) -> int:
     """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
 
     Args:
         command: Name of the command, for messages.
         store: The output directory.
+        lock: Its lock.
         body: The work; returns the exit status.
         spec: The job, to tell how far it is when somebody else holds the lock.
     """
     try:
-        with JobLock(store), log_to_job(store), stop_on_signals():
+        with lock, log_to_job(store), stop_on_signals():
             return body()
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
@@ -56,7 +58,7 @@ def run_locked(command: str, store: Store, body: Callable[[], int], spec: JobSpe
 def _how_far(store: Store, spec: JobSpec | None) -> str:
     if spec is None:
         return ""
-    watch = JobWatch(store, spec)
+    watch = JobWatch(store, spec, may_call_off=False)
     watch.look()
     return f". {watch.describe()}"
 
@@ -69,14 +71,22 @@ class Run:
         flags: Beam flags.
         workers: Local worker processes, None to choose.
         scratch: Folder for plans.
+        lock: The lock of the output directory.
         process: Process for the first local pipeline; None to run all in this one.
+        detach: Whether the last job is left alone once it is submitted.
     """
 
     flags: list[str]
     workers: int | None
     scratch: str
+    lock: JobLock
     process: JobProcess | None = None
+    detach: bool = False
     _used: list[JobProcess] = dataclasses.field(default_factory=list)
+
+    def waiting(self) -> Run:
+        """Returns the same for jobs that others follow."""
+        return dataclasses.replace(self, detach=False)
 
     def job(self, store: Store, config: JobConfig, job: PlannedJob) -> int:
         """Runs a planned job and returns its exit status."""
@@ -102,25 +112,22 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     Raises:
         OutputError: The job could not finish.
     """
+    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
+    engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)
     store.put(CONFIG_NAME, json.dumps(config.model_dump(), indent=1).encode())
-    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
     for note in job.header["notes"]:
         _LOGGER.info(note)
-    flags, count = run.flags, 0
-    if local_runner.is_local(flags):
-        count = _choose_workers(job, flags, run.workers)
-        flags = local_runner.local_flags(flags, count)
-    _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, _describe(flags))
+    words = " ".join(flag for flag in engine.flags if "runner" in flag or "direct" in flag)
+    _LOGGER.info("converting %d inputs to %d shards, %s", job.header["num_inputs"], spec.num_shards, words)
     try:
         with watch_job(store, spec):
-            if run.process is None or not local_runner.is_local(flags):
-                local_runner.run_pipeline(spec, flags, max(1, count))
-            else:
-                run_supervised(store, Order(spec, flags, count), run.process)
+            if engine.run():
+                return DONE
     except (OutputError, KeyboardInterrupt) as error:
         _LOGGER.error("the job ended early: %s", error or type(error).__name__)
-        forget_marks(store)  # All processes have ended, and none of what it read.
+        if not remote_job.outlives(engine.flags):  # There, what is left tells which shards may have killed a worker.
+            forget_marks(store)  # All processes have ended, and none of what it read.
         raise
     finally:
         forget_rates(spec.plan_id, len(spec.steps))
@@ -130,18 +137,47 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     return conclude(store, report, spec.generation)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Engine:
+    """What runs a pipeline.
+
+    Attributes:
+        flags: Beam flags, all of them.
+        run: Runs it; returns True when it goes on without this command.
+    """
+
+    flags: list[str]
+    run: Callable[[], bool | None]
+
+
+def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJob, run: Run) -> _Engine:
+    """Chooses where the pipeline runs, before the output is touched.
+
+    Raises:
+        UsageError: It cannot run there.
+    """
+    flags = run.flags
+    if remote_job.outlives(flags):
+        scratch = tempfile.mkdtemp(dir=run.scratch)
+        spec, flags = remote_job.prepare(spec, job, config, flags, scratch)
+        return _Engine(flags, lambda: remote_job.run_remote(store, spec, flags, run.lock, detach=run.detach))
+    count = 0
+    if local_runner.is_local(flags):
+        count = _choose_workers(job, flags, run.workers)
+        flags = local_runner.local_flags(flags, count)
+        if run.process is not None:
+            process = run.process
+            return _Engine(flags, lambda: run_supervised(store, Order(spec, flags, count), process))
+    return _Engine(flags, lambda: local_runner.run_pipeline(spec, flags, max(1, count)))
+
+
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
     asked = workers if workers is not None else local_runner.asked_workers(flags)
     if asked is not None:
         return asked
-    codec = job.spec.writer_options.split(",", 1)[1].split(":")[0]
-    cpu_secs = local_runner.estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(job.spec.steps))
+    cpu_secs = local_runner.estimate_job_secs(job.spec, job)
     busy = sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes)
     return local_runner.choose_workers(cpu_secs, max(1, busy))
-
-
-def _describe(flags: list[str]) -> str:
-    return " ".join(flag for flag in flags if "runner" in flag or "direct" in flag) or "default runner"
 
 
 def conclude(store: Store, report: dict[str, Any] | None, generation: str = "") -> int:

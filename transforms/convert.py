@@ -15,6 +15,7 @@ from apache_beam.pvalue import PBegin, PCollection
 
 from transforms.elements import JobSpec, ShardInfo, ShardTask
 from transforms.generations import open_job_store
+from transforms.job_lock import keep_lock
 from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
 from transforms.repeat import find_apart, repeat_shard
@@ -80,7 +81,8 @@ class _RepeatShardFn(beam.DoFn):
 
     def process(self, element: tuple[int, Iterable[ShardTask]]) -> Iterator[ShardInfo]:
         for task in element[1]:
-            yield repeat_shard(self._store, self._spec, self._chain, task)
+            with keep_lock(self._store, self._spec.lock_token):
+                yield repeat_shard(self._store, self._spec, self._chain, task)
 
     def teardown(self) -> None:
         if hasattr(self, "_chain"):

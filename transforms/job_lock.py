@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +18,8 @@ from transforms.store import OutputError, Store, Version
 LOCK_NAME = "_gristmill/lock.json"
 HEARTBEAT_SECS = 15.0
 _STALE_SECS = 8 * HEARTBEAT_SECS
+JOB_STALE_SECS = 15 * 60.0
+"""A job may wait so long for its first worker, if its service cannot be asked whether it still runs."""
 
 
 class LockedError(RuntimeError):
@@ -26,22 +30,36 @@ class JobLock:
     """Holds the lock of an output directory while the job runs.
 
     A lock whose process is gone, or whose heartbeat has stopped, is taken over; a holder on another machine is listened
-    to for two beats before that, since its clock may be wrong.
+    to for two beats before that, since its clock may be wrong. A lock that was handed over to a job stays when this
+    process ends: the job's workers renew it, see `keep_lock`, and the job's end releases it.
 
     Args:
         store: The output directory.
         heartbeat_secs: How often the lock is renewed.
+        is_running: Asks the service that runs a job, given the lock's "job", whether it still does; None when it
+            cannot tell. Then the heartbeat decides.
+
+    Attributes:
+        token: What tells this holder from all others.
 
     Raises:
         LockedError: On entering, when somebody else holds it.
     """
 
-    def __init__(self, store: Store, heartbeat_secs: float = HEARTBEAT_SECS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        heartbeat_secs: float = HEARTBEAT_SECS,
+        is_running: Callable[[dict[str, Any]], bool | None] = lambda _: None,
+    ) -> None:
         self._store = store
         self._heartbeat_secs = heartbeat_secs
+        self._is_running = is_running
         self._stop = threading.Event()
+        self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._token = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+        self._job: dict[str, Any] | None = None
+        self.token = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
     def __enter__(self) -> JobLock:
         while not self._store.put_if_absent(LOCK_NAME, self._entry()):
@@ -49,7 +67,7 @@ class JobLock:
             if found is None:
                 continue
             holder, version = found
-            if not is_stale(holder) or self._beats(holder):
+            if self._lives(holder):
                 raise LockedError(f"{self._store.root} is being written by {describe(holder)}")
             self._store.delete(LOCK_NAME, version)
         self._thread = threading.Thread(target=self._beat, name="gristmill-lock", daemon=True)
@@ -62,9 +80,29 @@ class JobLock:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        found = read_lock(self._store)
-        if found is not None and found[0].get("token") == self._token:
-            self._store.delete(LOCK_NAME, found[1])
+        if self._job is None:
+            release_lock(self._store, self.token)
+
+    def hand_over(self, job: dict[str, Any] | None) -> None:
+        """Gives the lock to a job that outlives this process, or takes it back with None.
+
+        Args:
+            job: What says which job it is: "runner", "name", what its service needs to find it, and "detached" where
+                nobody waits for its end.
+
+        Raises:
+            OutputError: The lock cannot be written.
+        """
+        with self._writing:
+            self._job = job
+            self._store.put(LOCK_NAME, self._entry())
+
+    def _lives(self, holder: dict[str, Any]) -> bool:
+        if holder.get("job"):
+            running = self._is_running(holder["job"])
+            if running is not None:
+                return running
+        return not is_stale(holder) or self._beats(holder)
 
     def _beats(self, holder: dict[str, Any]) -> bool:
         """Whether a holder elsewhere renews its lock although its last heartbeat looks old: clocks differ and jump."""
@@ -83,19 +121,70 @@ class JobLock:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "pid_started": _process_start(os.getpid()),
-            "token": self._token,
+            "token": self.token,
             "heartbeat": time.time(),
+            "job": self._job,
         }
         return json.dumps(entry).encode()
 
     def _beat(self) -> None:
         while not self._stop.wait(self._heartbeat_secs):
             # A full disk must not end a job that may just be freeing it; the next beat tries again.
-            with contextlib.suppress(OutputError, OSError):
+            with contextlib.suppress(OutputError, OSError), self._writing:
                 found = read_lock(self._store)
-                if found is None or found[0].get("token") != self._token:
+                if found is None or found[0].get("token") != self.token:
                     return  # Somebody took the lock over; it is theirs.
                 self._store.put(LOCK_NAME, self._entry())
+
+
+@contextlib.contextmanager
+def keep_lock(store: Store, token: str, look_secs: float = 60.0) -> Iterator[None]:
+    """Renews the lock of a job from a worker, while there may be no other process that does.
+
+    There may be thousands of workers and one object, so each looks now and then, and the older the heartbeat is the
+    likelier it is to renew it.
+
+    Args:
+        store: The output directory.
+        token: The lock's; "" when the process that holds the lock lives as long as the job.
+        look_secs: About how long a worker waits between two looks.
+    """
+    if not token:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_keep, args=(store, token, look_secs, stop), name="gristmill-keep-lock", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _keep(store: Store, token: str, look_secs: float, stop: threading.Event) -> None:
+    while not stop.wait(look_secs * random.uniform(0.5, 1.5)):
+        with contextlib.suppress(OutputError, OSError):
+            found = read_lock(store)
+            if found is None or found[0].get("token") != token:
+                return
+            if time.time() - _heartbeat(found[0]) > look_secs * random.uniform(0.75, 1.75):
+                store.put(LOCK_NAME, json.dumps({**found[0], "heartbeat": time.time()}).encode())
+
+
+def release_lock(store: Store, token: str) -> None:
+    """Takes the lock away if it is still that holder's."""
+    found = read_lock(store)
+    if found is not None and found[0].get("token") == token:
+        store.delete(LOCK_NAME, found[1])
+
+
+def release_detached(store: Store, token: str) -> None:
+    """Takes the lock of a job away that has come to its end, unless its driver is there to do it."""
+    found = read_lock(store) if token else None
+    if found is not None and found[0].get("token") == token and (found[0].get("job") or {}).get("detached"):
+        store.delete(LOCK_NAME, found[1])
 
 
 def read_lock(store: Store) -> tuple[dict[str, Any], Version] | None:
@@ -112,6 +201,8 @@ def read_lock(store: Store) -> tuple[dict[str, Any], Version] | None:
 
 def is_stale(holder: dict[str, Any]) -> bool:
     """Whether the holder is certainly gone: its process on this host, or its heartbeat elsewhere."""
+    if holder.get("job"):
+        return time.time() - _heartbeat(holder) > JOB_STALE_SECS
     if holder.get("host") == socket.gethostname() and holder.get("pid"):
         return _process_start(int(holder["pid"])) != holder.get("pid_started")
     return time.time() - _heartbeat(holder) > _STALE_SECS
@@ -120,7 +211,12 @@ def is_stale(holder: dict[str, Any]) -> bool:
 def describe(holder: dict[str, Any]) -> str:
     """Returns who holds the lock, in words."""
     age = max(0, round(time.time() - _heartbeat(holder)))
-    return f"process {holder.get('pid')} on {holder.get('host')} (last heartbeat {age} s ago)"
+    job = holder.get("job")
+    if job:
+        who = f"the {job.get('runner')} job {job.get('name')}" + (f" ({job['id']})" if job.get("id") else "")
+    else:
+        who = f"process {holder.get('pid')} on {holder.get('host')}"
+    return f"{who} (last heartbeat {age} s ago)"
 
 
 def _heartbeat(holder: dict[str, Any]) -> float:

@@ -54,6 +54,7 @@ class Ledger:
         dropped_by_reason: Dropped records by reason.
         dead_by_reason: Dead letters by reason.
         start_at: Boundary from which the range was read again, see `ShardTask.start_at`.
+        committed_at: Unix time of the commit by the worker's clock, from which `status` tells the speed.
     """
 
     plan_id: str
@@ -65,6 +66,7 @@ class Ledger:
     dropped_by_reason: dict[str, int]
     dead_by_reason: dict[str, int]
     start_at: int | None = None
+    committed_at: float = dataclasses.field(default=0.0, compare=False)
 
     def files(self) -> list[StoredFile]:
         """Returns every file that the attempt wrote."""
@@ -92,6 +94,7 @@ class Ledger:
             "plan_id": self.plan_id,
             "shard": self.shard,
             "start_at": self.start_at,
+            "committed_at": self.committed_at,
             "parts": [dataclasses.asdict(part) for part in self.parts],
             "dead_lines": None if self.dead_lines is None else dataclasses.asdict(self.dead_lines),
             "dead_payloads": None if self.dead_payloads is None else dataclasses.asdict(self.dead_payloads),
@@ -123,6 +126,7 @@ class Ledger:
                 fields["dropped_by_reason"],
                 fields["dead_by_reason"],
                 fields["start_at"],
+                fields.get("committed_at", 0.0),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"not a ledger: {error!r}") from error

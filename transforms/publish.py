@@ -20,6 +20,7 @@ from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
 from transforms.generations import DECIDED_NAME, find_letters, open_job_store
+from transforms.job_lock import keep_lock, release_detached
 from transforms.ledger import find_ledger, published_name
 from transforms.names import shard_file_name
 from transforms.repeat import settle
@@ -97,8 +98,9 @@ class Publish(beam.PTransform):
 
 
 def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
-    with contextlib.closing(load_chain(spec)) as chain:
-        return settle(open_job_store(spec), spec, chain, infos)
+    store = open_job_store(spec)
+    with contextlib.closing(load_chain(spec)) as chain, keep_lock(store, spec.lock_token):
+        return settle(store, spec, chain, infos)
 
 
 def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, PublishTask]]:
@@ -201,4 +203,8 @@ def _finish(infos: list[ShardInfo], spec: JobSpec, num_published: int) -> dict[s
     if num_published < expected:
         raise OutputError(f"{num_published} of {expected} shards were published; run the same command again")
     _, verdict = decide(infos, spec)
-    return finish_job(open_job_store(spec), spec, verdict)
+    store = open_job_store(spec)
+    with keep_lock(store, spec.lock_token):
+        report = finish_job(store, spec, verdict)
+    release_detached(store, spec.lock_token)
+    return report

@@ -10,6 +10,7 @@ from apache_beam.pvalue import PBegin, PCollection
 
 from transforms.elements import JobSpec, RecordBatch, ShardTask
 from transforms.generations import open_job_store
+from transforms.job_lock import keep_lock
 from transforms.plan import spread
 from transforms.plan_file import PLAN_NAME, read_task, read_tasks
 from transforms.shard_reader import read_shard
@@ -91,4 +92,5 @@ class _ReadRecordsFn(beam.DoFn):
         self._store = open_job_store(self._spec)
 
     def process(self, task: ShardTask) -> Iterator[RecordBatch]:
-        yield from read_shard(self._store, self._spec, task)
+        with keep_lock(self._store, self._spec.lock_token):  # Until the last batch is written: the bundle is fused.
+            yield from read_shard(self._store, self._spec, task)

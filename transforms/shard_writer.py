@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections import Counter, deque
 from typing import BinaryIO
@@ -137,6 +138,7 @@ class ShardWriter:
             dict(sorted(self._dropped.items())),
             dict(sorted(self._dead.items())),
             self._task.start_at,
+            time.time(),
         )
         winner = commit(self._store, self._spec, mine)
         if winner is not mine:

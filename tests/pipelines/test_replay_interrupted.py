@@ -27,6 +27,7 @@ from pipelines.output import prepare_output
 from pipelines.plan_job import plan_job
 from pipelines.run_job import Run
 from transforms.generations import see_as
+from transforms.job_lock import JobLock
 from transforms.letters import Selection
 from transforms.report import CONFIG_NAME, MANIFEST_NAME
 from transforms.store import Store
@@ -169,7 +170,7 @@ def test_replay_killed_at_any_call_is_completed_by_the_same_command(
     selection = Selection(sources=("*f0*", "*nothing*"))
 
     def act(store: WorstStore) -> object:
-        return replay.replay(store, config, selection, Run([], 0, str(place)))
+        return replay.replay(store, config, selection, Run([], 0, str(place), JobLock(store)))
 
     calls = kill_everywhere(
         base, act, lambda store: check_nothing_is_lost(store, 2), after_effect=after_effect, stride=stride
@@ -187,7 +188,7 @@ def test_append_killed_at_any_call_is_completed_by_the_same_command(
     config = JobConfig.model_validate(json.loads(base.tree()["_gristmill/config.json"]))
 
     def act(store: WorstStore) -> object:
-        return append.append(store, config, Run([], 0, str(place)))
+        return append.append(store, config, Run([], 0, str(place), JobLock(store)))
 
     calls = kill_everywhere(
         base, act, lambda store: check_nothing_is_lost(store, 3), after_effect=stride == 5, stride=stride
@@ -201,7 +202,7 @@ def test_replay_after_a_kill_in_the_midst_of_publishing_is_completed_whatever_is
     store = make_base(monkeypatch)
     (place / "bad.json").write_text("[]")
     config = JobConfig.model_validate(json.loads(store.tree()["_gristmill/config.json"]))
-    run = Run([], 0, str(place))
+    run = Run([], 0, str(place), JobLock(store))
     number = 1
     while "_gristmill/g001/decided.json" not in store.tree():
         store.restart()

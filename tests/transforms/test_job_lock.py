@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 from fakes import WorstStore
-from transforms.job_lock import LOCK_NAME, JobLock, LockedError, describe, is_stale, read_lock
+from transforms.job_lock import (
+    LOCK_NAME,
+    JobLock,
+    LockedError,
+    describe,
+    is_stale,
+    keep_lock,
+    read_lock,
+    release_detached,
+)
 from transforms.store import LocalStore, OutputError, Store
 
 
@@ -200,6 +209,86 @@ class TestTakeover:
             assert max(most) == 1
 
 
+JOB: dict[str, Any] = {"runner": "DataflowRunner", "name": "gristmill-x", "project": "p", "region": "r"}
+
+
+class TestHandingOver:
+    """A job that runs elsewhere holds the lock on, whatever becomes of the process that started it."""
+
+    def test_lock_stays_with_the_job_when_its_driver_is_gone(self, store: Store) -> None:
+        with JobLock(store) as lock:
+            lock.hand_over(JOB)
+        assert (holder_of(store)["job"], holder_of(store)["token"]) == (JOB, lock.token)
+        with pytest.raises(LockedError, match="the DataflowRunner job gristmill-x "), JobLock(store, 0.02):
+            pass
+
+    def test_lock_that_was_taken_back_goes_with_its_driver(self, store: Store) -> None:
+        with JobLock(store) as lock:
+            lock.hand_over(JOB)
+            lock.hand_over(None)
+        assert list(store.list("")) == []
+
+    @pytest.mark.parametrize(
+        ("answer", "age", "held"), [(True, 9999, True), (False, 0, False), (None, 800, True), (None, 1000, False)]
+    )
+    def test_the_service_is_asked_and_where_it_cannot_be_the_heartbeat_decides(
+        self, store: Store, answer: bool | None, age: float, held: bool
+    ) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(job=JOB, heartbeat=time.time() - age)).encode())
+        asked: list[dict[str, Any]] = []
+
+        def is_running(job: dict[str, Any]) -> bool | None:
+            asked.append(job)
+            return answer
+
+        lock = JobLock(store, 0.02, is_running)
+        if held:
+            with pytest.raises(LockedError, match="gristmill-x"), lock:
+                pass
+        else:
+            with lock:
+                assert holder_of(store)["token"] == lock.token
+        assert asked == [JOB]
+
+    def test_a_driver_that_died_before_it_could_note_the_jobs_number_leaves_the_lock_to_the_job(
+        self, store: Store
+    ) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(host=socket.gethostname(), pid=2**30, job=JOB)).encode())
+        with pytest.raises(LockedError), JobLock(store, 0.02):
+            pass
+
+    def test_workers_renew_the_lock(self, store: Store) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(job=JOB, heartbeat=1)).encode())
+        with keep_lock(store, "other", look_secs=0.01):
+            wait_until(lambda: holder_of(store)["heartbeat"] > time.time() - 5)
+        assert {**holder_of(store), "heartbeat": 1} == entry(job=JOB, heartbeat=1)
+
+    def test_workers_of_a_job_whose_lock_was_taken_over_leave_it_alone(self, store: Store) -> None:
+        before = threading.active_count()
+        store.put(LOCK_NAME, json.dumps(entry(heartbeat=1)).encode())
+        with keep_lock(store, "another", look_secs=0.01):
+            wait_until(lambda: threading.active_count() == before)
+        assert holder_of(store) == entry(heartbeat=1)
+
+    def test_many_workers_do_not_all_renew_a_lock_that_is_fresh(self, store: Store) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(job=JOB)).encode())
+        written = holder_of(store)
+        with keep_lock(store, "other", look_secs=0.05), keep_lock(store, "other", look_secs=0.05):
+            time.sleep(0.03)
+            assert holder_of(store) == written
+
+    @pytest.mark.parametrize(("detached", "left"), [(True, []), (False, [LOCK_NAME])])
+    def test_the_end_of_a_job_releases_the_lock_that_nobody_waits_for(
+        self, store: Store, detached: bool, left: list[str]
+    ) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(job={**JOB, "detached": detached})).encode())
+        release_detached(store, "")
+        release_detached(store, "another")
+        assert [name for name, _ in store.list("")] == [LOCK_NAME]
+        release_detached(store, "other")
+        assert [name for name, _ in store.list("")] == left
+
+
 class TestIsStale:
     def test_running_process_of_this_host_is_not_stale_whatever_its_heartbeat(self) -> None:
         pid = os.getppid()
@@ -226,3 +315,9 @@ class TestIsStale:
 
 def test_describe_names_process_host_and_age() -> None:
     assert describe(entry(heartbeat=time.time() - 42)) == "process 1 on elsewhere (last heartbeat 42 s ago)"
+
+
+def test_describe_names_the_job_and_its_number() -> None:
+    job = {"runner": "DataflowRunner", "name": "gristmill-x", "id": "2026-1"}
+    found = describe(entry(job=job, heartbeat=time.time() - 42))
+    assert found == "the DataflowRunner job gristmill-x (2026-1) (last heartbeat 42 s ago)"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from transforms.steps.options import StepOptions, split_options
+from transforms.steps.options import OPTION_NAMES, StepOptions, split_options
 
 BUILT_IN = {"example.check": "transforms.steps.example:check", "http.post": "transforms.steps.http:Post"}
 """Steps of the library, by the name that `use` takes."""
@@ -103,7 +103,8 @@ def _load_step(where: str, step: dict[str, Any]) -> Step:
     try:
         inspect.signature(found).bind(b"", **parameters)
     except TypeError as error:
-        raise StepError(f"{where}: {name} does not take these parameters: {error}") from error
+        hint = _nearest_parameter(found, parameters)
+        raise StepError(f"{where}: {name} does not take these parameters: {error}{hint}") from error
     except ValueError:
         pass  # Functions built into Python have no signature to check.
     return Step(name, functools.partial(found, **parameters) if parameters else found, options, owner=found)
@@ -128,10 +129,22 @@ def _make(where: str, found: Callable[..., Any], parameters: dict[str, Any]) -> 
     except StepError as error:
         raise StepError(f"{where}: {error}") from error
     except Exception as error:
-        raise StepError(f"{where} does not take these parameters: {type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {error}{_nearest_parameter(found, parameters)}"
+        raise StepError(f"{where} does not take these parameters: {text}") from error
     if not callable(step):
         raise StepError(f"{where} is a class whose objects cannot be called; give it a __call__(value)")
     return step
+
+
+def _nearest_parameter(found: Callable[..., Any], parameters: dict[str, Any]) -> str:
+    """Returns "; did you mean X?" for the first parameter that the step does not have, "" where none is near."""
+    try:
+        known = [*inspect.signature(found).parameters, *OPTION_NAMES]
+    except ValueError:  # Classes built into Python have no signature.
+        return ""
+    unknown = next((name for name in parameters if name not in known), "")
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:

@@ -213,9 +213,10 @@ class TestRefusal:
         ("step", "hint"),
         [
             ({"call": "toy_steps:repeat"}, "times"),
-            ({"call": "toy_steps:repeat", "times": 3, "tiems": 4}, "tiems"),
+            ({"call": "toy_steps:repeat", "times": 3, "tiems": 4}, "'tiems'; did you mean times?"),
+            ({"call": "toy_steps:repeat", "times": 3, "retreis": 4}, "; did you mean retries?"),
             ({"call": "toy_steps:shout", "loud": True}, "loud"),
-            ({"call": "toy_steps:Suffix", "sufix": "?"}, "sufix"),
+            ({"call": "toy_steps:Suffix", "sufix": "?"}, "; did you mean suffix?"),
             ({"use": "example.check", "strict": True}, "strict"),
         ],
     )
