@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from pipelines.imports import without_collecting
+from pipelines.imports import without_collecting, without_google
 from pipelines.process_ties import die_before_parent, end_with_parent
 from pipelines.signals import children, end_children
 from transforms.elements import JobSpec
@@ -44,7 +44,7 @@ class Order:
 def main() -> None:
     """Runs one pipeline."""
     _prepare()
-    with without_collecting():
+    with without_collecting(), without_google():
         from pipelines import local_runner
         from pipelines.job_log import log_to_job
         from transforms.convert import ConvertCorpus  # noqa: F401  (the order comes while this loads)

@@ -122,7 +122,7 @@ def _write_project(folder: Path, name: str, version: str, places: Iterable[Path]
         else:
             shutil.copy(place, folder)
             modules.append(place.stem)
-    fields = {"name": name, "version": version, "py_modules": modules, "packages": packages}
+    fields: dict[str, object] = {"name": name, "version": version, "py_modules": modules, "packages": packages}
     fields |= {"install_requires": requires, "package_data": {"": ["*"]}}
     (folder / "setup.py").write_text(f"from setuptools import setup\n\nsetup(**{fields!r})\n", encoding="utf-8")
     (folder / "MANIFEST.in").write_text("graft .\n", encoding="utf-8")

@@ -65,7 +65,7 @@ def print_report(store: Store, report: dict[str, Any], generation: str = "") -> 
 
 
 def print_counts(report: dict[str, Any]) -> None:
-    """Prints what was counted of records, files and bytes, and the reasons of losses."""
+    """Prints what was counted of records, files and bytes, as far as it was, and the reasons of losses."""
     _line("records", report, ("read", "added", "written", "dropped", "dead"))
     _line("files", report, ("seen", "read", "empty", "dead", "skipped", "duplicate"))
     _line("bytes", report, ("read", "written", "dead"))
@@ -78,4 +78,5 @@ def print_counts(report: dict[str, Any]) -> None:
 
 def _line(kind: str, report: dict[str, Any], names: tuple[str, ...]) -> None:
     counted = [(name, report[f"{kind}_{name}"]) for name in names if f"{kind}_{name}" in report]
-    print(f"  {kind:8} " + ", ".join(f"{count:,} {name}" for name, count in counted))
+    if counted:
+        print(f"  {kind:8} " + ", ".join(f"{count:,} {name}" for name, count in counted))

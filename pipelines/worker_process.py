@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pipelines.imports import without_collecting
+from pipelines.imports import without_collecting, without_google
 from pipelines.process_ties import end_with_parent
 
 COMMAND = f"exec {sys.executable} -P -m pipelines.worker_process"
@@ -15,7 +15,7 @@ COMMAND = f"exec {sys.executable} -P -m pipelines.worker_process"
 def main() -> None:
     """Runs a worker until the runner ends it."""
     end_with_parent()
-    with without_collecting():
+    with without_collecting(), without_google():
         from apache_beam.runners.worker import sdk_worker_main
 
         import transforms.convert  # noqa: F401  (before the first bundle asks for it)
