@@ -22,6 +22,7 @@ BARE = "bare loop"
 IN_PROCESS = "gristmill in-process"
 ONE_WORKER = "gristmill, one worker"
 ALL_CORES = "gristmill, all cores"
+AS_IT_COMES = "gristmill as it comes"
 SDK = "array_record Beam SDK"
 HELP = "gristmill --help"
 
@@ -80,8 +81,8 @@ def bare_command(python: str) -> MakeCommand:
     return command
 
 
-def gristmill_command(gristmill: str, workers: int) -> MakeCommand:
-    """Returns a conversion by gristmill with that many worker processes."""
+def gristmill_command(gristmill: str, workers: int | str) -> MakeCommand:
+    """Returns a conversion by gristmill with that many worker processes, or with as many as it chooses ("auto")."""
 
     def command(dataset: Dataset, output: Path) -> list[str]:
         compression = f"write.compression={COMPRESSION[dataset.kind]}"

@@ -123,6 +123,8 @@ def main_cases(args: argparse.Namespace, data: Path) -> list[Case]:
         if size:
             small = generate(data, kind, size, 1, START_UP_RECORDS)
             cases += section_cases(args, f"{report.START_UP} {kind}", small, sdk_warm_up=True)
+            chosen = jobs.gristmill_command(args.gristmill, "auto")
+            cases.append(Case(f"{report.FEW} {kind}", jobs.AS_IT_COMES, small, chosen, args.runs))
             whole = generate(data, kind, size, args.files)
             cases += section_cases(args, kind, whole, sdk_warm_up=False)
     if cases:
