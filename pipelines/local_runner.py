@@ -113,24 +113,32 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
     Raises:
         OutputError: The job could not finish; the message is the cause.
     """
-    wait_for(submit_pipeline(spec, flags, num_workers))
+    with without_collecting():
+        from transforms.convert import ConvertCorpus
+
+    wait_for(submit_pipeline(ConvertCorpus(spec, num_workers), flags))
 
 
-def submit_pipeline(spec: Any, flags: list[str], num_workers: int) -> Any:
-    """Builds the pipeline and has its runner begin; see `run_pipeline`.
+def submit_pipeline(transform: Any, flags: list[str]) -> Any:
+    """Builds a pipeline of one transform and has its runner begin.
+
+    Args:
+        transform: The root transform.
+        flags: Beam flags.
 
     Returns:
         Beam's result, to wait for. A local runner has ended by then.
+
+    Raises:
+        OutputError: The runner does not take it, or has failed already; the message is the cause.
     """
     with without_collecting():
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
 
-        from transforms.convert import ConvertCorpus
-
     with _telling_causes(), worker_environment():
         pipeline = beam.Pipeline(_make_runner(flags), PipelineOptions(_without_mode(flags)))
-        _ = pipeline | "ConvertCorpus" >> ConvertCorpus(spec, num_workers)
+        _ = pipeline | transform
         return pipeline.run()
 
 

@@ -90,8 +90,7 @@ def prepare(
         waits=max_in_flight(steps) > 1,
         max_per_sec=rates,
     )
-    command = f"{spec.generation or 'convert'}"
-    name = dataflow.make_job_name(command, f"{spec.name}-{spec.split}", spec.plan_id)
+    name = dataflow.make_job_name(spec.generation or "convert", f"{spec.name}-{spec.split}", spec.plan_id)
     flags = dataflow.complete_flags(flags, name, load)
     flags += dataflow.code_flags(flags, config.py_modules, scratch)
     return dataclasses.replace(spec, rate_share=dataflow.rate_share(flags), import_paths=()), flags
@@ -114,11 +113,14 @@ def run_remote(store: Store, spec: JobSpec, flags: list[str], lock: JobLock, *, 
         OutputError: The job could not be submitted, or could not finish; the message is the cause.
         KeyboardInterrupt: The user does not want to wait; the job goes on.
     """
+    detach = detach or flag_value(flags, "template_location") is not None  # Whoever runs the template has the job.
     job = {**_describe(flags), "detached": detach}
     spec = dataclasses.replace(spec, lock_token=lock.token)
     lock.hand_over(job)
     try:
-        result = local_runner.submit_pipeline(spec, flags, 1)
+        from transforms.convert import ConvertCorpus
+
+        result = local_runner.submit_pipeline(ConvertCorpus(spec), flags)
     except BaseException:
         lock.hand_over(None)
         raise
@@ -153,5 +155,7 @@ def _describe(flags: list[str]) -> dict[str, Any]:
 
 def _job_id(result: Any) -> str | None:
     """Returns the number that the runner gave the job, None where it has none."""
+    if not getattr(result, "has_job", True):
+        return None
     found = getattr(result, "job_id", None) or getattr(result, "_job_id", None)
     return str(found() if callable(found) else found) if found else None
