@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from typing import Any
 
 from pipelines.beam_options import flag_value
 from pipelines.errors import UsageError
-from pipelines.packages import pack_ourselves, pack_steps
 
 RUNNER = "DataflowRunner"
 MACHINE_TYPE = "n2-standard-4"
@@ -112,26 +110,6 @@ def count_cpus(machine_type: str) -> int:
     """Returns the cores of a machine type by its name; Dataflow starts a process of the worker on each."""
     found = re.search(r"custom-(\d+)-\d+", machine_type) or re.search(r"-(\d+)(?:-lssd)?$", machine_type)
     return int(found[1]) if found else 1
-
-
-def code_flags(flags: list[str], py_modules: list[str], scratch: str) -> list[str]:
-    """Returns flags that bring the code to the workers.
-
-    Args:
-        flags: Beam flags of the user's. With an image of their own, this package is in there.
-        py_modules: See `pack_steps`.
-        scratch: Folder for what is packed; it must live until the job is submitted.
-
-    Raises:
-        UsageError: A module of the user's cannot be packed.
-    """
-    added = []
-    if flag_value(flags, "sdk_container_image") is not None:
-        added.append("--sdk_location=container")
-    elif flag_value(flags, "setup_file") is None:
-        added.append(f"--setup_file={pack_ourselves(scratch)}")
-    steps = pack_steps(py_modules, scratch, os.getcwd())
-    return [*added, f"--extra_package={steps}"] if steps is not None else added
 
 
 def make_job_name(command: str, name: str, plan_id: str) -> str:

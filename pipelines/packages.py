@@ -18,6 +18,7 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 import pipelines
+from pipelines.beam_options import flag_value
 from pipelines.errors import UsageError
 
 _OURS = ("pipelines", "transforms")
@@ -25,6 +26,26 @@ _EXTRAS = {"transforms.steps.http": "http", "tensorflow": "tensorflow"}
 """Modules that stand for an extra: once a step has imported one, workers need what it brings."""
 _STEPS_NAME = "gristmill-steps"
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git", ".venv*", "*.egg-info")
+
+
+def code_flags(flags: list[str], py_modules: list[str], scratch: str) -> list[str]:
+    """Returns flags that bring the code to the workers.
+
+    Args:
+        flags: Beam flags of the user's. With an image of their own, this package is in there.
+        py_modules: See `pack_steps`.
+        scratch: Folder for what is packed; it must live until the job is submitted.
+
+    Raises:
+        UsageError: A module of the user's cannot be packed.
+    """
+    added = []
+    if flag_value(flags, "sdk_container_image") is not None:
+        added.append("--sdk_location=container")
+    elif flag_value(flags, "setup_file") is None:
+        added.append(f"--setup_file={pack_ourselves(scratch)}")
+    steps = pack_steps(py_modules, scratch, os.getcwd())
+    return [*added, f"--extra_package={steps}"] if steps is not None else added
 
 
 def pack_ourselves(scratch: str) -> str:

@@ -12,6 +12,7 @@ from pipelines import dataflow, local_runner
 from pipelines.beam_options import flag_value
 from pipelines.config import JobConfig
 from pipelines.errors import UsageError
+from pipelines.packages import code_flags
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.elements import JobSpec
 from transforms.inputs import read_inputs
@@ -78,7 +79,9 @@ def prepare(
                 f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
                 "known here; use max_in_flight, or the local runner"
             )
-        return spec, flags
+        if flag_value(flags, "environment_type") == "LOOPBACK":  # The workers are here, and so is the code.
+            return spec, flags
+        return dataclasses.replace(spec, import_paths=()), flags + code_flags(flags, config.py_modules, scratch)
     with open(job.inputs_path, "rb") as lines:
         for _, (_, source) in zip(range(_CHECKED_INPUTS), read_inputs(lines), strict=False):
             _check_reachable(source.name)
@@ -92,7 +95,7 @@ def prepare(
     )
     name = dataflow.make_job_name(spec.generation or "convert", f"{spec.name}-{spec.split}", spec.plan_id)
     flags = dataflow.complete_flags(flags, name, load)
-    flags += dataflow.code_flags(flags, config.py_modules, scratch)
+    flags += code_flags(flags, config.py_modules, scratch)
     return dataclasses.replace(spec, rate_share=dataflow.rate_share(flags), import_paths=()), flags
 
 
