@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 import sys
@@ -72,26 +73,30 @@ def prepare(
     Raises:
         UsageError: The job cannot run there; the message says what to do.
     """
-    rates = any(step.get("max_per_sec") for step in spec.steps)
-    if not dataflow.is_dataflow(flags):
-        if rates:
-            raise UsageError(
-                f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
-                "known here; use max_in_flight, or the local runner"
-            )
-        if flag_value(flags, "environment_type") == "LOOPBACK":  # The workers are here, and so is the code.
-            return spec, flags
-        return dataclasses.replace(spec, import_paths=()), flags + code_flags(flags, config.py_modules, scratch)
+    if dataflow.is_dataflow(flags):
+        return _prepare_dataflow(spec, job, config, flags, scratch)
+    if any(step.get("max_per_sec") for step in spec.steps):
+        raise UsageError(
+            f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
+            "known here; use max_in_flight, or the local runner"
+        )
+    if flag_value(flags, "environment_type") == "LOOPBACK":  # The workers are here, and so is the code.
+        return spec, flags
+    return dataclasses.replace(spec, import_paths=()), flags + code_flags(flags, config.py_modules, scratch)
+
+
+def _prepare_dataflow(
+    spec: JobSpec, job: PlannedJob, config: JobConfig, flags: list[str], scratch: str
+) -> tuple[JobSpec, list[str]]:
     with open(job.inputs_path, "rb") as lines:
-        for _, (_, source) in zip(range(_CHECKED_INPUTS), read_inputs(lines), strict=False):
+        for _, source in itertools.islice(read_inputs(lines), _CHECKED_INPUTS):
             _check_reachable(source.name)
-    steps = load_steps(spec.steps, (os.getcwd(),))
     load = dataflow.Load(
         num_tasks=spec.num_shards,
         cpu_secs=local_runner.estimate_job_secs(spec, job),
         largest_bytes=max(planned_shards(job.plan_path), default=0),
-        waits=max_in_flight(steps) > 1,
-        max_per_sec=rates,
+        waits=max_in_flight(load_steps(spec.steps, (os.getcwd(),))) > 1,
+        max_per_sec=any(step.get("max_per_sec") for step in spec.steps),
     )
     name = dataflow.make_job_name(spec.generation or "convert", f"{spec.name}-{spec.split}", spec.plan_id)
     flags = dataflow.complete_flags(flags, name, load)
