@@ -46,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_replay(commands)
     verify = _add(commands, "verify", "read every output record and the ledgers back and recount everything")
+    verify.epilog = "A flag that is not listed goes to Apache Beam, and then a Beam pipeline reads the records."
     verify.add_argument("output", metavar="DIR", help="output directory of a convert job")
     report = _add(commands, "report", "rebuild the report of a job from its ledgers and print it")
     report.add_argument("output", metavar="DIR", help="output directory of a convert job")
@@ -160,16 +161,16 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         return _convert(args, unknown)
     if args.command == "replay":
         return _replay(args, unknown)
+    if args.command == "verify":
+        from pipelines import verify
+
+        return verify.run(args.output, unknown)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
         from pipelines import inspect
 
         return inspect.run(args.files, args.records, as_json=args.json)
-    if args.command == "verify":
-        from pipelines import verify
-
-        return verify.run(args.output)
     from pipelines import report
 
     return report.run(args.output, as_json=args.json)
