@@ -117,6 +117,7 @@ REPLAYED = "corpus-train_g002.array_record-00000-of-00001"
 LINES = "_dead_letters/corpus-train-00001.jsonl"
 PAYLOADS = "_dead_letters/corpus-train-00001.payloads"
 NEW_LINES = "_dead_letters/corpus-train-00000.jsonl"
+CONSUMED_LINES = "_gristmill/replayed/g002/corpus-train-00000.jsonl"
 CONSUMED = "_gristmill/replayed/g002/corpus-train-00000.payloads"
 STRAY = "corpus-train.array_record-00000-of-00002"
 LEDGER = "_gristmill/shards/00001.json"
@@ -186,10 +187,12 @@ class Damage:
     Attributes:
         act: Does it.
         differences: What is said of it; `*` stands for anything.
+        can_be_mended: Whether that says what to do.
     """
 
     act: Callable[[Store], None]
     differences: tuple[str, ...]
+    can_be_mended: bool = True
 
 
 def check_differences(found: list[str], expected: tuple[str, ...]) -> None:
@@ -200,6 +203,7 @@ def check_differences(found: list[str], expected: tuple[str, ...]) -> None:
 
 
 _CRC = "is not the file that was written: its crc32c differs from the ledger's; delete it, and"
+_CONSUMED = "nothing of the set is lost, but g002 can no longer be made anew"
 _NO_MANIFEST = "delete manifest.json, and the same convert command again writes it anew"
 _NO_REPORT = "`gristmill report * writes it anew"
 _INCOMPLETE = "4 of 5 planned shards are committed; the same convert command again goes on from there"
@@ -217,7 +221,16 @@ DAMAGES = {
     "payloads_missing": Damage(delete(PAYLOADS), (f"{PAYLOADS} is missing; {BASE}",)),
     "payloads_flipped": Damage(flip(PAYLOADS), (f"{PAYLOADS} {_CRC} {BASE}",)),
     "new_lines_missing": Damage(delete(NEW_LINES), (f"{NEW_LINES} is missing; {LATER}",)),
-    "consumed_flipped": Damage(flip(CONSUMED), (f"{CONSUMED} {_CRC} {BASE}",)),
+    "consumed_flipped": Damage(
+        flip(CONSUMED),
+        (f"{CONSUMED} is not the file that was written: its crc32c differs from the ledger's; {_CONSUMED}",),
+        can_be_mended=False,
+    ),
+    "consumed_missing": Damage(
+        delete(CONSUMED, CONSUMED_LINES),
+        (f"{CONSUMED_LINES} is missing; {_CONSUMED}", f"{CONSUMED} is missing; {_CONSUMED}"),
+        can_be_mended=False,
+    ),
     "ledger_missing": Damage(delete(LEDGER), (_INCOMPLETE, f"{LEDGER} is missing; {BASE}")),
     "ledger_cut": Damage(cut(LEDGER), (_INCOMPLETE, f"{LEDGER} is no ledger of this plan; {BASE}")),
     "later_ledger_cut": Damage(

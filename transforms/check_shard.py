@@ -16,13 +16,13 @@ from typing import TypeVar
 from array_record.python.array_record_module import ArrayRecordReader
 
 from transforms.books import COUNTS, is_balanced
-from transforms.generations import REPLAYED, base_name, find_letters
+from transforms.generations import REPLAYED, base_name, find_letters, moved_name
 from transforms.ledger import Ledger, StoredFile, find_ledger, ledger_name, read_published
-from transforms.letters import LETTERS_NAME, letters_file
+from transforms.letters import LETTERS_NAME, consumed_lines, letters_file
 from transforms.replaced import final_letters
 from transforms.shard_writer import file_crc32c
 from transforms.store import Store
-from transforms.whole import Generation, load_generation
+from transforms.whole import Generation, list_generations, load_generation
 
 T = TypeVar("T")
 
@@ -103,6 +103,7 @@ class ShardChecker:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._generations: dict[str, Generation] = {}
+        self._consumed: dict[str, set[str]] | None = None
 
     def check(self, generation: str, shard: int) -> Found:
         """Reads a planned shard of a generation and returns what was found.
@@ -112,7 +113,32 @@ class ShardChecker:
         """
         if generation not in self._generations:
             self._generations[generation] = load_generation(self._store, generation)
-        return _ShardCheck(self._generations[generation], shard).run()
+        return _ShardCheck(self, self._generations[generation], shard).run()
+
+    def find_letters(self, generation: str, lines: str, final: str) -> str:
+        """Returns where a dead-letter file of a generation is: under its final name, or kept by a replay.
+
+        Args:
+            generation: The generation.
+            lines: Final name of the lines of the pair that it belongs to.
+            final: Its own final name.
+        """
+        if self._consumed is None:
+            self._consumed = {one.name: _consumed_by(one) for one in list_generations(self._store)}
+        names = list(self._consumed)
+        for later in names[names.index(generation) + 1 if generation else 0 :]:
+            if lines in self._consumed[later]:
+                return moved_name(later, final)
+        return find_letters(self._store, generation, final)
+
+
+def _consumed_by(one: Generation) -> set[str]:
+    if one.spec.replay is None or not one.is_finished():
+        return set()
+    try:
+        return consumed_lines(one.store)
+    except (OSError, ValueError, TypeError, KeyError):  # Its own shards tell of that.
+        return set()
 
 
 def _remake(generation: str) -> str:
@@ -122,7 +148,8 @@ def _remake(generation: str) -> str:
 
 
 class _ShardCheck:
-    def __init__(self, one: Generation, shard: int) -> None:
+    def __init__(self, checker: ShardChecker, one: Generation, shard: int) -> None:
+        self._checker = checker
         self._store = one.store
         self._spec = one.spec
         self._shard = shard
@@ -187,7 +214,7 @@ class _ShardCheck:
             if dead:
                 self._say_of_ledger(f"{self._of} has {dead} dead letters but no file of them")
             return
-        name = self._find_letters(ledger.dead_lines)
+        name = self._find_letters(ledger, ledger.dead_lines)
         lines = self._check_file(name, ledger.dead_lines, _Lines)
         payloads = ledger.dead_payloads.records if ledger.dead_payloads is not None else 0
         if lines is not None and lines.count != dead:
@@ -197,15 +224,25 @@ class _ShardCheck:
         if self._spec.replay is None:
             self._counts["letters"] += self._count_standing(name, lines)
         if ledger.dead_payloads is not None:
-            name = self._find_letters(ledger.dead_payloads)
+            name = self._find_letters(ledger, ledger.dead_payloads)
             records = self._check_file(name, ledger.dead_payloads, _read_records)
             if records is not None and records != payloads:
                 self._say_of_ledger(f"{name} has {records} payloads, the ledger says {payloads}")
 
-    def _find_letters(self, file: StoredFile) -> str:
+    def _find_letters(self, ledger: Ledger, file: StoredFile) -> str:
         """Where a dead-letter file is: with its attempt, under its final name, or moved by a replay."""
         final = self._names.get(file.name)
-        return file.name if final is None else find_letters(self._store, self._spec.generation, final)
+        if final is None or ledger.dead_lines is None:
+            return file.name
+        lines = self._names.get(ledger.dead_lines.name, final)
+        return self._checker.find_letters(self._spec.generation, lines, final)
+
+    def _cure(self, name: str, *, stands: bool) -> str:
+        """What mends a file, as the end of a sentence; one that stands with the right size must be deleted for it."""
+        if name.startswith(REPLAYED):
+            replay = name.removeprefix(REPLAYED).partition("/")[0]
+            return f"nothing of the set is lost, but {replay} can no longer be made anew"
+        return f"delete it, and {self._remake}" if stands else self._remake
 
     def _count_standing(self, name: str, lines: _Lines | None) -> int:
         """Lines of what stands now where the shard's dead letters were put; it may be a replay's."""
@@ -225,29 +262,24 @@ class _ShardCheck:
             size = self._store.size(name)
             if size == expected.size:
                 with self._store.local_copy(name) as path:
-                    return self._read(shown, path, expected, read)
-            self._say(
-                f"{shown} is missing; {self._remake}"
-                if size is None
-                else f"{shown} has {size} bytes, the ledger says {expected.size}; {self._remake}"
-            )
+                    return self._read(name, path, expected, read)
+            what = "is missing" if size is None else f"has {size} bytes, the ledger says {expected.size}"
+            self._say(f"{shown} {what}; {self._cure(name, stands=False)}")
         except PermissionError:
             self._say(f"{shown} may not be read; verify needs the permission to")
         except OSError as error:
-            self._say(f"{shown} cannot be read: {error}; delete it, and {self._remake}")
+            self._say(f"{shown} cannot be read: {error}; {self._cure(name, stands=True)}")
         return None
 
-    def _read(self, shown: str, path: str, expected: StoredFile, read: Callable[[str], T]) -> T | None:
+    def _read(self, name: str, path: str, expected: StoredFile, read: Callable[[str], T]) -> T | None:
+        shown, cure = base_name(self._store, name), self._cure(name, stands=True)
         if file_crc32c(path) != expected.crc32c:
-            self._say(
-                f"{shown} is not the file that was written: its crc32c differs from the ledger's; "
-                f"delete it, and {self._remake}"
-            )
+            self._say(f"{shown} is not the file that was written: its crc32c differs from the ledger's; {cure}")
             return None
         try:
             content = read(path)
         except _UnreadableError as error:
-            self._say(f"{shown} cannot be read to its end: {error}; delete it, and {self._remake}")
+            self._say(f"{shown} cannot be read to its end: {error}; {cure}")
             return None
         self._counts["files"] += 1
         self._counts["num_bytes"] += expected.size
