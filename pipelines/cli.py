@@ -48,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_status(commands)
     verify = _add(commands, "verify", "read every output record and the ledgers back and recount everything")
+    verify.epilog = "A flag that is not listed goes to Apache Beam, and then a Beam pipeline reads the records."
     verify.add_argument("output", metavar="DIR", help="output directory of a convert job")
+    _add_detach(verify)
     report = _add(commands, "report", "rebuild the report of a job from its ledgers and print it")
     report.add_argument("output", metavar="DIR", help="output directory of a convert job")
     report.add_argument("--json", action="store_true", help="print report.json instead of the summary")
@@ -147,7 +149,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     how.add_argument("--workers", metavar="N", help="local worker processes, as in convert")
 
 
-def _add_detach(group: argparse._ArgumentGroup) -> None:
+def _add_detach(group: argparse._ActionsContainer) -> None:
     group.add_argument("--detach", action="store_true", help="on a runner elsewhere: end once the job is submitted")
 
 
@@ -176,16 +178,16 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         return _convert(args, unknown)
     if args.command == "replay":
         return _replay(args, unknown)
+    if args.command == "verify":
+        from pipelines import verify
+
+        return verify.run(args.output, unknown, detach=args.detach)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
         from pipelines import inspect
 
         return inspect.run(args.files, args.records, as_json=args.json)
-    if args.command == "verify":
-        from pipelines import verify
-
-        return verify.run(args.output)
     if args.command == "status":
         from pipelines import status
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     flags = config_flags(config.beam) + check_flags(unknown)
     workers = parse_workers(args.workers)
     check_steps(config)
-    check_remote(flags, config, detach=args.detach)
+    check_remote(flags, config.write.output, config.source.patterns, detach=args.detach)
     store = _open_output(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         how = Run(flags, workers, scratch, JobLock(store, is_running=is_running), process, args.detach)

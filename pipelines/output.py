@@ -14,7 +14,7 @@ from transforms.generations import REPLAYED, STATE, generation_names, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
 from transforms.names import shard_file_pattern
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
-from transforms.report import MANIFEST_NAME, REPORT_NAME, changed_keys, read_report
+from transforms.report import MANIFEST_NAME, REPORT_NAME, VERIFIED_NAME, changed_keys, read_report
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
@@ -157,7 +157,7 @@ def _set_old_state_aside(store: Store) -> None:
     names.update(name for name, _ in store.list(REPLAYED))
     if names:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
-    for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME):
+    for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME, VERIFIED_NAME):
         store.delete(name)
     for generation in reversed(generations):
         delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])

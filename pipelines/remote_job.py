@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from pipelines import dataflow, local_runner
@@ -25,6 +26,8 @@ from transforms.store import OutputError, Store
 _LOGGER = logging.getLogger("gristmill")
 _OUTLIVING = {"dataflowrunner", "portablerunner", "flinkrunner", "sparkrunner"}
 _CHECKED_INPUTS = 1_000
+_HERE = "LOOPBACK"
+"""Environment of a worker that is the command itself, and so has the code."""
 
 
 def outlives(flags: list[str]) -> bool:
@@ -32,8 +35,14 @@ def outlives(flags: list[str]) -> bool:
     return local_runner.runner_name(flags).rpartition(".")[2].lower() in _OUTLIVING
 
 
-def check_remote(flags: list[str], config: JobConfig, *, detach: bool) -> None:
+def check_remote(flags: list[str], output: str, patterns: Iterable[str] = (), *, detach: bool) -> None:
     """Checks what can be known of a job elsewhere before anything is listed.
+
+    Args:
+        flags: Beam flags.
+        output: Output directory.
+        patterns: Input patterns.
+        detach: Whether the command is to end once the job is submitted.
 
     Raises:
         UsageError: It could not run; the message says what to do.
@@ -43,12 +52,11 @@ def check_remote(flags: list[str], config: JobConfig, *, detach: bool) -> None:
     if not dataflow.is_dataflow(flags):
         return
     dataflow.check_flags(flags)
-    if "://" not in config.write.output:
+    if "://" not in output:
         raise UsageError(
-            f"write.output: workers on Dataflow cannot reach {config.write.output}; take a bucket, such as "
-            "gs://my-bucket/corpus"
+            f"output: workers on Dataflow cannot reach {output}; take a bucket, such as gs://my-bucket/corpus"
         )
-    for pattern in config.source.patterns:
+    for pattern in patterns:
         if not pattern.startswith("@"):
             _check_reachable(pattern)
 
@@ -73,21 +81,16 @@ def prepare(
     Raises:
         UsageError: The job cannot run there; the message says what to do.
     """
-    if dataflow.is_dataflow(flags):
-        return _prepare_dataflow(spec, job, config, flags, scratch)
-    if any(step.get("max_per_sec") for step in spec.steps):
-        raise UsageError(
-            f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
-            "known here; use max_in_flight, or the local runner"
-        )
-    if flag_value(flags, "environment_type") == "LOOPBACK":  # The workers are here, and so is the code.
-        return spec, flags
-    return dataclasses.replace(spec, import_paths=()), flags + code_flags(flags, config.py_modules, scratch)
-
-
-def _prepare_dataflow(
-    spec: JobSpec, job: PlannedJob, config: JobConfig, flags: list[str], scratch: str
-) -> tuple[JobSpec, list[str]]:
+    has_rates = any(step.get("max_per_sec") for step in spec.steps)
+    if not dataflow.is_dataflow(flags):
+        if has_rates:
+            raise UsageError(
+                f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
+                "known here; use max_in_flight, or the local runner"
+            )
+        is_here = flag_value(flags, "environment_type") == _HERE
+        flags = complete_flags(flags, "", None, config.py_modules, scratch)
+        return spec if is_here else dataclasses.replace(spec, import_paths=()), flags
     with open(job.inputs_path, "rb") as lines:
         for _, source in itertools.islice(read_inputs(lines), _CHECKED_INPUTS):
             _check_reachable(source.name)
@@ -96,12 +99,33 @@ def _prepare_dataflow(
         cpu_secs=local_runner.estimate_job_secs(spec, job),
         largest_bytes=max(planned_shards(job.plan_path), default=0),
         waits=max_in_flight(load_steps(spec.steps, (os.getcwd(),))) > 1,
-        max_per_sec=any(step.get("max_per_sec") for step in spec.steps),
+        max_per_sec=has_rates,
     )
     name = dataflow.make_job_name(spec.generation or "convert", f"{spec.name}-{spec.split}", spec.plan_id)
-    flags = dataflow.complete_flags(flags, name, load)
-    flags += code_flags(flags, config.py_modules, scratch)
+    flags = complete_flags(flags, name, load, config.py_modules, scratch)
     return dataclasses.replace(spec, rate_share=dataflow.rate_share(flags), import_paths=()), flags
+
+
+def complete_flags(
+    flags: list[str], job_name: str, load: dataflow.Load | None, py_modules: list[str], scratch: str
+) -> list[str]:
+    """Returns the flags of the user's with what the runner needs beside.
+
+    Args:
+        flags: Beam flags.
+        job_name: Name for the job, where the runner knows names.
+        load: What it asks of its workers; None where that changes nothing.
+        py_modules: Modules of the user's that travel along, see `pipelines.packages`.
+        scratch: Folder for what is packed; it must live until the job is submitted.
+
+    Raises:
+        UsageError: The job cannot run there; the message says what to do.
+    """
+    if load is not None and dataflow.is_dataflow(flags):
+        flags = dataflow.complete_flags(flags, job_name, load)
+    if flag_value(flags, "environment_type") == _HERE:
+        return flags
+    return flags + code_flags(flags, py_modules, scratch)
 
 
 def run_remote(store: Store, spec: JobSpec, flags: list[str], lock: JobLock, *, detach: bool) -> bool:

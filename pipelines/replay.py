@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     workers = parse_workers(args.workers)
     _import_anew(config.steps)
     check_steps(config)
-    check_remote(flags, config, detach=args.detach)
+    check_remote(flags, args.output, detach=args.detach)
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         how = Run(flags, workers, scratch, JobLock(base.store, is_running=is_running), process, args.detach)

@@ -3,242 +3,149 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import json
 import os
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from array_record.python.array_record_module import ArrayRecordReader
-
-from pipelines.errors import DONE, UNBALANCED
+from pipelines import local_runner
+from pipelines.beam_options import check_flags
+from pipelines.dataflow import Load, make_job_name
+from pipelines.errors import DONE, FAILED, UNBALANCED
+from pipelines.imports import without_collecting
+from pipelines.remote_job import check_remote, complete_flags, outlives
 from pipelines.report import load_report
-from transforms.books import COUNTS, is_balanced
+from transforms.check_shard import Found, ShardChecker, add_up
 from transforms.child_call import ChildCall
-from transforms.elements import JobSpec
-from transforms.generations import find_letters
-from transforms.ledger import Ledger, StoredFile
-from transforms.letters import letters_file
-from transforms.names import shard_file_pattern
-from transforms.replaced import final_letters
-from transforms.report import MANIFEST_NAME, committed_shards, read_report
-from transforms.shard_writer import file_crc32c
-from transforms.store import Store
-from transforms.whole import Generation, list_generations, load_generation
+from transforms.report import VERIFIED_NAME
+from transforms.store import OutputError, Store
+from transforms.verify import VerifyOrder, conclude, list_tasks, order_verify, read_result, write_result
 
-_PIECE_BYTES = 4 << 20
 _WORTH_PROCESSES_BYTES = 128 << 20
+_BYTES_PER_SEC = 200e6
+"""What a core reads of shards in a second, for an estimate."""
 _SHOWN = 50
 
 
-def run(output: str) -> int:
+def run(output: str, unknown: Sequence[str] = (), *, detach: bool = False) -> int:
     """Verifies an output directory and prints every difference.
 
+    Args:
+        output: The directory.
+        unknown: Arguments that are not ours; Beam's, or mistakes. With any, a Beam pipeline reads the shards.
+        detach: Whether to end once the runner has the pipeline; the result comes to `_gristmill/verify.json`.
+
     Returns:
-        0, or 4 when something differs.
+        0, or 4 when something differs, or 1 when not all could be looked at.
 
     Raises:
-        UsageError: There is no job in the directory.
+        UsageError: There is no job in the directory, or a flag is wrong.
     """
-    store, rebuilt = load_report(output)
-    differences = list(find_differences(store, rebuilt))
-    for difference in differences[:_SHOWN]:
+    flags = check_flags(list(unknown))
+    check_remote(flags, output, detach=detach)
+    try:
+        store, rebuilt = load_report(output)
+        order = order_verify(store, rebuilt)
+        if not flags:
+            result = _verify_here(store, order, sum(shard["bytes"] for shard in rebuilt["shards"]))
+        elif not order.generations:
+            result = conclude(order, Found())
+            write_result(store, result)
+        else:
+            store.delete(VERIFIED_NAME)
+            _verify_on_runner(order, flags, [shard["bytes"] for shard in rebuilt["shards"]], detach=detach)
+            if detach:
+                print(f"{store.root}: the result will stand in {VERIFIED_NAME}")
+                return DONE
+            result = read_result(store, order)
+    except (OutputError, OSError) as error:
+        print(f"gristmill verify: {error}. Not everything was looked at: give the command again.", file=sys.stderr)
+        return FAILED
+    return print_result(store, rebuilt, result)
+
+
+def print_result(store: Store, rebuilt: dict[str, Any], result: dict[str, Any]) -> int:
+    """Prints the result and returns the exit status that it stands for.
+
+    Args:
+        store: The output directory.
+        rebuilt: The report as the ledgers tell it.
+        result: See `transforms.verify.conclude`.
+    """
+    count = result["num_differences"]
+    shown = result["differences"][:_SHOWN]
+    for difference in shown:
         print(difference)
-    if len(differences) > _SHOWN:
-        print(f"and {len(differences) - _SHOWN} more")
+    if count > len(shown):
+        print(f"and {count - len(shown)} more")
     records = f"{rebuilt['records_written']:,} records in {len(rebuilt['shards'])} shards"
-    if differences:
-        print(f"{store.root}: {len(differences)} differences; {records}")
+    if count:
+        print(f"{store.root}: {count} differences; {records}")
         return UNBALANCED
     print(f"{store.root}: verified, {records}, {rebuilt['records_dead']:,} dead letters")
     return DONE
 
 
-def find_differences(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
-    """Yields every difference between ledgers, manifest, report and the files themselves.
-
-    Args:
-        store: The output directory.
-        rebuilt: The report as the ledgers tell it.
-    """
-    generations = [load_generation(store, ""), *list_generations(store)]
-    finished = [one for one in generations if not one.name or one.is_finished()]
-    if rebuilt["status"] == "incomplete":
-        yield f"{rebuilt['message']}; run convert again"
-    for one in generations[1:]:
-        if one.is_decided() and not one.is_finished():
-            yield f"{one.kind} {one.name} was stopped while it was published; give its command again"
-        return
-    if not is_balanced(rebuilt):
-        yield f"the books do not balance: { ({name: rebuilt[name] for name in COUNTS}) }"
-    yield from _compare_report(store, rebuilt)
-    yield from _compare_manifest(store, generations, rebuilt)
-    for one in finished:
-        yield from _check_ledgers(one.store, one.spec)
-    yield from _count_letters(finished, rebuilt)
-    yield from _check_shards(store, rebuilt)
-
-
-def _compare_report(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
-    report = read_report(store)
-    if report is None:
-        yield "there is no report.json"
-        return
-    for name in (
-        *COUNTS,
-        "bytes_read",
-        "bytes_written",
-        "bytes_dead",
-        "files_seen",
-        "files_read",
-        "files_empty",
-        "files_dead",
-    ):
-        if report.get(name) != rebuilt[name]:
-            yield f"report.json says {name} {report.get(name)}, the ledgers say {rebuilt[name]}"
-
-
-def _compare_manifest(store: Store, generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
-    found = store.get(MANIFEST_NAME)
-    if found is None:
-        if rebuilt["status"] == "done":
-            yield "there is no manifest.json; run convert again"
-        return
-    manifest = json.loads(found[0])
-    if manifest["shards"] != rebuilt["shards"]:
-        yield "manifest.json and the ledgers name different shards"
-    if manifest["num_records"] != rebuilt["records_written"]:
-        yield f"manifest.json says {manifest['num_records']} records, the ledgers say {rebuilt['records_written']}"
-    named = {shard["name"] for shard in manifest["shards"]}
-    for spec in (one.spec for one in generations):
-        pattern = shard_file_pattern(spec)
-        for name, _ in store.list(spec.template.split("{", 1)[0]):
-            if pattern.fullmatch(name) and name not in named:
-                yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too"
-
-
-def _count_letters(generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
-    """All lines of all dead-letter files together are the dead records of the whole."""
-    total = 0
-    for one in generations:
-        if one.spec.replay is not None:
-            continue
-        for _, ledger in committed_shards(one.store, one.spec):
-            found = one.store.get(final_letters(one.store, one.spec, ledger.shard)[0]) if ledger.dead_lines else None
-            total += found[0].count(b"\n") if found is not None else 0
-    if total != rebuilt["records_dead"]:
-        yield f"the dead-letter files have {total} lines, the books {rebuilt['records_dead']} dead records"
-
-
-def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
-    for info, ledger in committed_shards(store, spec):
-        books = ledger.books()
-        shard = info.task.shard
-        if not is_balanced(books):
-            yield f"the books of shard {shard} do not balance: { ({name: books[name] for name in COUNTS}) }"
-        for row in ledger.rows:
-            if row.read + row.added != row.written + row.dropped + row.dead:
-                yield f"the books of input {row.index} in shard {shard} do not balance"
-        written = sum(part.records for part in ledger.parts)
-        if written != books["records_written"]:
-            yield f"shard {shard} has {written} records in its files, {books['records_written']} in its books"
-        yield from _check_dead_letters(store, spec, ledger)
-
-
-def _check_dead_letters(store: Store, spec: JobSpec, ledger: Ledger) -> Iterator[str]:
-    names = final_letters(store, spec, ledger.shard)
-    lines_name, payloads_name = (find_letters(store, spec.generation, name) for name in names)
-    kept = letters_file(store, ledger.shard).kept if spec.replay is not None else 0
-    dead = kept + sum(row.dead * row.count for row in ledger.rows)
-    if ledger.dead_lines is None:
-        if dead:
-            yield f"shard {ledger.shard} has {dead} dead letters but no file of them"
-        return
-    found = store.get(lines_name)
-    lines = [] if found is None else found[0].splitlines()
-    if len(lines) != dead:
-        yield f"{lines_name} has {len(lines)} lines, the books have {dead} dead letters"
-    indices = [json.loads(line)["payload_index"] for line in lines]
-    payloads = [index for index in indices if index is not None]
-    expected = ledger.dead_payloads.records if ledger.dead_payloads is not None else 0
-    if payloads != list(range(expected)):
-        yield f"{lines_name} names {len(payloads)} payloads, the ledger {expected}"
-    yield from _check_file(store, lines_name, ledger.dead_lines)
-    if ledger.dead_payloads is not None:
-        yield from _check_file(store, payloads_name, ledger.dead_payloads)
-        if store.size(payloads_name) is not None:
-            with store.local_copy(payloads_name) as path:
-                yield from check_records(payloads_name, path, expected, ledger.dead_payloads.crc32c)
-
-
-def _check_file(store: Store, name: str, expected: StoredFile) -> Iterator[str]:
-    size = store.size(name)
-    if size != expected.size:
-        yield f"{name} is missing" if size is None else f"{name} has {size} bytes, the ledger says {expected.size}"
-
-
-def _check_shards(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
-    """Reads every record of every shard; if there is much to read, in as many processes as there are cores."""
-    present = []
-    for shard in rebuilt["shards"]:
-        if store.size(shard["name"]) is None:
-            yield f"{shard['name']} is missing"
-        else:
-            present.append(shard)
-    if sum(shard["bytes"] for shard in present) < _WORTH_PROCESSES_BYTES:
-        yield from check_shards(store, present)
-        return
-    count = min(len(present), len(os.sched_getaffinity(0)))
+def _verify_here(store: Store, order: VerifyOrder, num_bytes: int) -> dict[str, Any]:
+    """Reads every file of every shard; if there is much to read, in as many processes as there are cores."""
+    tasks = list(list_tasks(store, order))
+    if num_bytes < _WORTH_PROCESSES_BYTES:
+        return conclude(order, add_up(check_shards(store, tasks)))
+    count = max(1, min(len(tasks), len(os.sched_getaffinity(0))))
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        for found in pool.map(_check_apart, [store] * count, [present[number::count] for number in range(count)]):
-            yield from found
+        parts = pool.map(_check_apart, [store] * count, [tasks[number::count] for number in range(count)])
+        return conclude(order, add_up(parts))
 
 
-def _check_apart(store: Store, shards: list[dict[str, Any]]) -> list[str]:
-    """Reads shards in a process of their own: not a fork, which the library's threads would not survive."""
-    child = ChildCall("pipelines.verify:check_shards", store=store, shards=shards)
-    found = list(child.items())
-    if child.death is not None:
-        found.append(f"the process that read {', '.join(shard['name'] for shard in shards)} died: {child.death}")
-    return found
+def _check_apart(store: Store, tasks: list[tuple[str, int]]) -> Found:
+    """Checks shards in a process of their own: not a fork, which the library's threads would not survive."""
+    found: list[Found] = []
+    while len(found) < len(tasks):
+        child = ChildCall("pipelines.verify:check_shards", store=store, tasks=tasks[len(found) :])
+        found += child.items()
+        if child.death is not None:
+            generation, shard = tasks[len(found)]
+            text = f"reading shard {shard}{generation and f' of {generation}'} ended its process: {child.death}"
+            found.append(Found(shards=1, num_differences=1, differences=((generation, shard, text),)))
+    return add_up(found)
 
 
-def check_shards(store: Store, shards: list[dict[str, Any]]) -> Iterator[str]:
-    """Reads every record of some shards and yields what differs.
+def check_shards(store: Store, tasks: Sequence[tuple[str, int]]) -> Iterator[Found]:
+    """Checks planned shards and yields what was found, one after the other.
 
     Args:
         store: The output directory.
-        shards: Their entries in the report.
+        tasks: (generation, planned shard) of each.
+
+    Raises:
+        OSError: The store does not answer; of this kind, so that it reaches the command from a child process.
     """
-    for shard in shards:
-        with store.local_copy(shard["name"]) as path:
-            yield from check_records(shard["name"], path, shard["records"], shard["crc32c"])
-
-
-def check_records(name: str, path: str, records: int, crc32c: str) -> Iterator[str]:
-    """Reads every record of an ArrayRecord file and yields what differs.
-
-    Args:
-        name: What to call the file.
-        path: Where it can be read.
-        records: Records it must have.
-        crc32c: Checksum it must have.
-    """
-    if file_crc32c(path) != crc32c:
-        yield f"{name} is not the file that was written: its crc32c differs from the ledger's"
-    reader = ArrayRecordReader(os.fsencode(path))
+    checker = ShardChecker(store)
     try:
-        if not reader.ok():
-            yield f"{name} cannot be opened as ArrayRecord"
-            return
-        count = reader.num_records()
-        if count != records:
-            yield f"{name} has {count} records, the ledger says {records}"
-        step = max(1, _PIECE_BYTES // max(1, os.path.getsize(path) // max(1, count)) // 8)
-        for first in range(0, count, step):
-            reader.read(first, min(count, first + step))
-    except Exception as error:
-        yield f"{name} cannot be read to its end: {str(error)[:300]}"
-    finally:
-        with contextlib.suppress(Exception):
-            reader.close()
+        for generation, shard in tasks:
+            yield checker.check(generation, shard)
+    except OutputError as error:
+        raise OSError(str(error)) from error
+
+
+def _verify_on_runner(order: VerifyOrder, flags: list[str], sizes: list[int], *, detach: bool) -> None:
+    """Runs the pipeline, which leaves its result in the output directory.
+
+    Raises:
+        UsageError: It cannot run there.
+        OutputError: It could not finish; the message is the cause.
+    """
+    count = 0
+    if local_runner.is_local(flags):
+        count = local_runner.asked_workers(flags) or 0
+        flags = local_runner.local_flags(flags, count)
+    with without_collecting():
+        from transforms.verify_shards import VerifyShards
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+        if outlives(flags):
+            load = Load(order.num_shards, sum(sizes) / _BYTES_PER_SEC, max(sizes, default=0))
+            flags = complete_flags(flags, make_job_name("verify", "", order.plan_id), load, [], scratch)
+        result = local_runner.submit_pipeline(VerifyShards(order, max(1, count)), flags)
+    if not detach:
+        local_runner.wait_for(result)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import gcs_emulator
+
+if TYPE_CHECKING:
+    from grown_set import GrownSet
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +35,19 @@ def emulator(_emulator: gcs_emulator.Emulator, monkeypatch: pytest.MonkeyPatch) 
     _emulator.seen.clear()
     yield _emulator
     _emulator.left()
+
+
+@pytest.fixture(scope="session")
+def _grown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from grown_set import make_grown_set  # Nothing that other tests should wait for.
+
+    return make_grown_set(tmp_path_factory.mktemp("grown"))
+
+
+@pytest.fixture
+def grown(_grown_folder: Path, tmp_path: Path) -> Iterator[GrownSet]:
+    """A set of its own with an append and a replay, for a test to damage."""
+    from grown_set import GrownSet, at_home
+
+    with at_home(_grown_folder):
+        yield GrownSet.copy_of(_grown_folder, tmp_path / "out")

@@ -81,9 +81,9 @@ def replay(*arguments: str | Path) -> int:
     return main(["replay", "--workers", "0", *map(str, arguments)])
 
 
-def verify(out: Path) -> int:
+def verify(out: str | Path, *flags: str) -> int:
     """Runs `gristmill verify` and returns the exit status."""
-    return main(["verify", str(out)])
+    return main(["verify", str(out), *flags])
 
 
 def run_plainly(spec: JobSpec, flags: list[str], num_workers: int) -> None:

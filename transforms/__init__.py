@@ -7,6 +7,7 @@
 | clean | `steps/` | `RecordBatch` |
 | write and commit | `write`, `shard_writer`, `ledger`, `store` | `ShardInfo` |
 | publish and finish | `publish`, `finish`, `books`, `report` | the report |
+| verify | `verify`, `check_shard`, `verify_shards` | `Found` |
 
 The names below load on first use, so that what needs no Beam does not import it.
 """
@@ -33,6 +34,7 @@ _MODULE_OF = {
     "ShardInfo": "transforms.elements",
     "ShardTask": "transforms.elements",
     "Store": "transforms.store",
+    "VerifyShards": "transforms.verify_shards",
     "WriteShards": "transforms.write",
     "register_store": "transforms.store",
 }

@@ -112,6 +112,11 @@ def base_of(store: Store) -> Store:
     return store.base if isinstance(store, GenerationStore) else store
 
 
+def base_name(store: Store, name: str) -> str:
+    """Returns what the output directory calls a file that a generation's store calls `name`."""
+    return store._name(name) if isinstance(store, GenerationStore) else name
+
+
 def generation_name(number: int) -> str:
     """Returns the name of the generation of that number, from 1."""
     return f"g{number:03d}"

@@ -209,9 +209,12 @@ def committed_info(store: Store, spec: JobSpec, task: ShardTask) -> ShardInfo:
 
 
 def read_published(store: Store, spec: JobSpec, shard: int) -> dict[str, str]:
-    """Returns the final names of a shard's files by attempt name, empty when it was not published."""
+    """Returns the final names of a shard's files by attempt name, empty when there is no note that can be read."""
     found = store.get(published_name(spec, shard))
-    return {} if found is None else dict(json.loads(found[0]))
+    try:
+        return {} if found is None else dict(json.loads(found[0]))
+    except (ValueError, TypeError):
+        return {}
 
 
 def commit(store: Store, spec: JobSpec, ledger: Ledger) -> Ledger:

@@ -97,6 +97,12 @@ def letters_file(store: Store, shard: int) -> LettersFile:
         return LettersFile(**json.loads(lines.readline()))
 
 
+def consumed_lines(store: Store) -> set[str]:
+    """Returns the final names of the dead-letter lines that a replay consumes."""
+    with store.open(LETTERS_NAME) as lines:
+        return {json.loads(line)["lines"] for line in lines}
+
+
 def old_names(store: Store, spec: JobSpec, file: LettersFile) -> tuple[str, str]:
     """Returns where the pair of files that a replay consumes is now: moved already, or under its final names."""
     base = base_of(store)

@@ -22,6 +22,8 @@ from transforms.store import Store
 REPORT_NAME = "_gristmill/report.json"
 CONFIG_NAME = "_gristmill/config.json"
 MANIFEST_NAME = "manifest.json"
+VERIFIED_NAME = "_gristmill/verify.json"
+"""What `verify` found, when it last ran as a pipeline."""
 _BUDGET = ("max_fraction", "max_count", "max_count_by_reason")
 _MAX_SOURCES = 1_000  # Sources with losses that the report names; the ledgers hold them all.
 _PACKAGES = ("gristmill", "apache-beam", "array-record", "google-crc32c", "numpy", "protobuf")
@@ -247,6 +249,9 @@ def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any
 
 
 def read_report(store: Store) -> dict[str, Any] | None:
-    """Returns the report that the last run wrote, None when there is none."""
+    """Returns the report that the last run wrote, None when there is none that can be read."""
     found = store.get(REPORT_NAME)
-    return None if found is None else dict(json.loads(found[0]))
+    try:
+        return None if found is None else dict(json.loads(found[0]))
+    except (ValueError, TypeError):
+        return None

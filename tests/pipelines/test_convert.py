@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import jobs
-from pipelines import verify
 
 
 @pytest.fixture
@@ -391,30 +390,6 @@ def test_output_below_the_input_folder_is_not_read_again(corpus: Path) -> None:
     assert jobs.convert(*command) == 0
     assert jobs.convert(*command) == 0
     assert jobs.records(corpus / "out") == all_payloads()
-
-
-@pytest.mark.parametrize("worth_processes_bytes", [1 << 40, 0])
-def test_verify_finds_what_was_changed(
-    worth_processes_bytes: int,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(verify, "_WORTH_PROCESSES_BYTES", worth_processes_bytes)
-    out = tmp_path / "out"
-    assert jobs.convert("--input", corpus, "--output", out, "--shards", "3") == 0
-    assert jobs.main(["verify", str(out)]) == 0
-    shard = jobs.shards(out)[1]
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 3] ^= 1
-    shard.write_bytes(data)
-    (out / "corpus-train.array_record-00000-of-00002").write_bytes(b"stale")
-    jobs.shards(out)[-1].unlink()
-    assert jobs.main(["verify", str(out)]) == 4
-    printed = capsys.readouterr().out
-    for words in ("crc32c differs", "is not in the manifest", "is missing"):
-        assert words in printed
 
 
 def test_report_is_rebuilt_from_the_ledgers(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def test_what_is_missing_is_named_with_an_example(missing: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--input", "gs://b/in/*", "--output", "out"], "workers on Dataflow cannot reach out"),
+        (["--input", "gs://b/in/*", "--output", "out"], "output: workers on Dataflow cannot reach out"),
         (["--input", "in/*", "--output", "gs://b/out"], "input in/*: workers on Dataflow cannot reach it"),
         (["--input", "gs://b/in/*", "--output", "gs://b/out", "--temp_location=/tmp"], "must be a folder in a bucket"),
     ],

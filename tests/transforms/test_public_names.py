@@ -12,7 +12,7 @@ import pytest
 import transforms
 
 PACKAGE = Path(transforms.__file__).parent
-WITH_BEAM = {"convert", "publish", "read", "write", "steps.apply"}
+WITH_BEAM = {"convert", "publish", "read", "verify_shards", "write", "steps.apply"}
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
