@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -13,13 +15,14 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from pipelines.errors import DONE, UNBALANCED
 from pipelines.report import load_report
+from transforms.ahead import map_ahead
 from transforms.books import COUNTS, is_balanced
 from transforms.child_call import ChildCall
 from transforms.elements import JobSpec
 from transforms.generations import find_letters
 from transforms.ledger import Ledger, StoredFile
 from transforms.letters import letters_file
-from transforms.names import shard_file_pattern
+from transforms.names import list_shard_files
 from transforms.replaced import final_letters
 from transforms.report import MANIFEST_NAME, committed_shards, read_report
 from transforms.shard_writer import file_crc32c
@@ -29,6 +32,8 @@ from transforms.whole import Generation, list_generations, load_generation
 _PIECE_BYTES = 4 << 20
 _WORTH_PROCESSES_BYTES = 128 << 20
 _SHOWN = 50
+_FILES_AT_ONCE = 8
+"""Of a remote store: each may have two blocks of some MiB in memory."""
 
 
 def run(output: str) -> int:
@@ -111,9 +116,8 @@ def _compare_manifest(store: Store, generations: list[Generation], rebuilt: dict
         yield f"manifest.json says {manifest['num_records']} records, the ledgers say {rebuilt['records_written']}"
     named = {shard["name"] for shard in manifest["shards"]}
     for spec in (one.spec for one in generations):
-        pattern = shard_file_pattern(spec)
-        for name, _ in store.list(spec.template.split("{", 1)[0]):
-            if pattern.fullmatch(name) and name not in named:
+        for name, _ in list_shard_files(store, spec):
+            if name not in named:
                 yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too"
 
 
@@ -123,42 +127,67 @@ def _count_letters(generations: list[Generation], rebuilt: dict[str, Any]) -> It
     for one in generations:
         if one.spec.replay is not None:
             continue
-        for _, ledger in committed_shards(one.store, one.spec):
-            found = one.store.get(final_letters(one.store, one.spec, ledger.shard)[0]) if ledger.dead_lines else None
-            total += found[0].count(b"\n") if found is not None else 0
+        committed = committed_shards(one.store, one.spec)
+        shards = (ledger.shard for _, ledger in committed if ledger.dead_lines)
+        count = functools.partial(_count_lines, one)
+        total += sum(map_ahead(count, shards, min(_FILES_AT_ONCE, one.store.requests_at_once)))
     if total != rebuilt["records_dead"]:
         yield f"the dead-letter files have {total} lines, the books {rebuilt['records_dead']} dead records"
 
 
+def _count_lines(one: Generation, shard: int) -> int:
+    return sum(1 for _ in _read_lines(one.store, final_letters(one.store, one.spec, shard)[0]))
+
+
+def _read_lines(store: Store, name: str) -> Iterator[bytes]:
+    """Yields the lines of a file, none when it is missing."""
+    try:
+        with store.open(name) as lines:
+            yield from lines
+    except FileNotFoundError:
+        return
+
+
 def _check_ledgers(store: Store, spec: JobSpec) -> Iterator[str]:
+    """Checks the books of each shard, and its dead letters, which take three requests and more."""
+    with_letters: list[tuple[Ledger, int]] = []
     for info, ledger in committed_shards(store, spec):
-        books = ledger.books()
-        shard = info.task.shard
-        if not is_balanced(books):
-            yield f"the books of shard {shard} do not balance: { ({name: books[name] for name in COUNTS}) }"
-        for row in ledger.rows:
-            if row.read + row.added != row.written + row.dropped + row.dead:
-                yield f"the books of input {row.index} in shard {shard} do not balance"
-        written = sum(part.records for part in ledger.parts)
-        if written != books["records_written"]:
-            yield f"shard {shard} has {written} records in its files, {books['records_written']} in its books"
-        yield from _check_dead_letters(store, spec, ledger)
+        yield from _check_books(info.task.shard, ledger)
+        dead = sum(row.dead * row.count for row in ledger.rows)
+        if dead or ledger.dead_lines is not None or spec.replay is not None:
+            with_letters.append((dataclasses.replace(ledger, rows=()), dead))
+
+    def check(pair: tuple[Ledger, int]) -> list[str]:
+        return list(_check_dead_letters(store, spec, *pair))
+
+    for found in map_ahead(check, with_letters, min(_FILES_AT_ONCE, store.requests_at_once)):
+        yield from found
 
 
-def _check_dead_letters(store: Store, spec: JobSpec, ledger: Ledger) -> Iterator[str]:
+def _check_books(shard: int, ledger: Ledger) -> Iterator[str]:
+    books = ledger.books()
+    if not is_balanced(books):
+        yield f"the books of shard {shard} do not balance: { ({name: books[name] for name in COUNTS}) }"
+    for row in ledger.rows:
+        if row.read + row.added != row.written + row.dropped + row.dead:
+            yield f"the books of input {row.index} in shard {shard} do not balance"
+    written = sum(part.records for part in ledger.parts)
+    if written != books["records_written"]:
+        yield f"shard {shard} has {written} records in its files, {books['records_written']} in its books"
+
+
+def _check_dead_letters(store: Store, spec: JobSpec, ledger: Ledger, dead: int) -> Iterator[str]:
     names = final_letters(store, spec, ledger.shard)
     lines_name, payloads_name = (find_letters(store, spec.generation, name) for name in names)
-    kept = letters_file(store, ledger.shard).kept if spec.replay is not None else 0
-    dead = kept + sum(row.dead * row.count for row in ledger.rows)
+    if spec.replay is not None:
+        dead += letters_file(store, ledger.shard).kept
     if ledger.dead_lines is None:
         if dead:
             yield f"shard {ledger.shard} has {dead} dead letters but no file of them"
         return
-    found = store.get(lines_name)
-    lines = [] if found is None else found[0].splitlines()
-    if len(lines) != dead:
-        yield f"{lines_name} has {len(lines)} lines, the books have {dead} dead letters"
-    indices = [json.loads(line)["payload_index"] for line in lines]
+    indices = [json.loads(line)["payload_index"] for line in _read_lines(store, lines_name)]
+    if len(indices) != dead:
+        yield f"{lines_name} has {len(indices)} lines, the books have {dead} dead letters"
     payloads = [index for index in indices if index is not None]
     expected = ledger.dead_payloads.records if ledger.dead_payloads is not None else 0
     if payloads != list(range(expected)):
@@ -180,8 +209,9 @@ def _check_file(store: Store, name: str, expected: StoredFile) -> Iterator[str]:
 def _check_shards(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
     """Reads every record of every shard; if there is much to read, in as many processes as there are cores."""
     present = []
-    for shard in rebuilt["shards"]:
-        if store.size(shard["name"]) is None:
+    sizes = map_ahead(lambda shard: store.size(shard["name"]), rebuilt["shards"], store.requests_at_once)
+    for shard, size in zip(rebuilt["shards"], sizes, strict=True):
+        if size is None:
             yield f"{shard['name']} is missing"
         else:
             present.append(shard)
