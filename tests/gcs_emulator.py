@@ -103,6 +103,7 @@ class Emulator:
         seen: "METHOD path", with the object behind it for uploads, of every request.
         delay_secs: What every answer takes at least.
         most_open: The largest number of requests that were open at a time.
+        clients: Addresses of the connections that they came over.
     """
 
     def __init__(self, backend_port: int) -> None:
@@ -111,6 +112,7 @@ class Emulator:
         self.seen: list[str] = []
         self.delay_secs = 0.0
         self.most_open = 0
+        self.clients: set[Any] = set()
         self._num_open = 0
         self._moods: tuple[random.Random, float, tuple[Fault, ...]] | None = None
         self._port = backend_port
@@ -148,6 +150,7 @@ class Emulator:
         self.left()
         self.misbehave(0, 0.0)
         self.seen.clear()
+        self.clients.clear()
         self.delay_secs, self.most_open = 0.0, 0
 
     def left(self) -> int:
@@ -167,6 +170,7 @@ class Emulator:
         """Answers a request."""
         with self._lock:
             self.seen.append(request.line)
+            self.clients.add(request.handler.client_address)
             self._num_open += 1
             self.most_open = max(self.most_open, self._num_open)
         try:

@@ -110,7 +110,7 @@ def _new_client() -> Client:
     except DefaultCredentialsError as error:
         raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
     for scheme in ("https://", "http://"):  # Beyond ten, connections would be closed after each request.
-        made._http.get_adapter(scheme).init_poolmanager(1, REQUESTS_AT_ONCE)
+        made._http.get_adapter(scheme).init_poolmanager(10, REQUESTS_AT_ONCE)
     return made
 
 

@@ -41,8 +41,6 @@ def job(emulator: Emulator, tmp_path: Path) -> tuple[Store, JobSpec]:
     store = GcsStore(out)
     spec, _ = load_spec(store)
     assert spec.num_shards == NUM_SHARDS
-    emulator.be_well()
-    emulator.delay_secs = 0.1
     return store, spec
 
 
@@ -66,7 +64,7 @@ def watch(store: Store, spec: JobSpec) -> None:
 
 def delete(store: Store, spec: JobSpec) -> None:
     names = [name for name, _ in store.list("_dead_letters/")]
-    assert len(names) == 2 * NUM_SHARDS
+    assert len(names) == NUM_SHARDS
     delete_all(store, names)
     assert list(store.list("_dead_letters/")) == []
 
@@ -85,22 +83,24 @@ def give_names(store: Store, spec: JobSpec) -> None:
     assert list(worker.process((0, list(number_parts(infos, spec))))) == [NUM_SHARDS]
 
 
-@pytest.mark.parametrize(
-    ("phase", "requests"),
-    [
-        (look_whether_done, 2),
-        (rebuild_report, 2),
-        (watch, 1),
-        (delete, 2),
-        (tidy_up, 4),  # Put here, ledger and note, deleted.
-        (give_names, 18),
-        (verify, 15),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_requests_of_many_shards_overlap_and_are_few(
-    emulator: Emulator, job: tuple[Store, JobSpec], phase: Callable[[Store, JobSpec], None], requests: int
-) -> None:
-    phase(*job)
-    assert emulator.most_open >= OVERLAP
-    assert len(emulator.seen) <= requests * NUM_SHARDS + 25  # Plans, inputs, listings and reports are read whole.
+PHASES: dict[Callable[[Store, JobSpec], None], int] = {
+    look_whether_done: 2,
+    rebuild_report: 2,
+    watch: 1,
+    tidy_up: 8,  # Put by the test, ledger, its files and their final names, deleted.
+    give_names: 15,
+    verify: 14,
+    delete: 1,
+}
+"""Requests a shard."""
+
+
+def test_requests_of_many_shards_overlap_and_are_few(emulator: Emulator, job: tuple[Store, JobSpec]) -> None:
+    found = {}
+    for phase, requests in PHASES.items():
+        emulator.be_well()
+        emulator.delay_secs = 0.1
+        phase(*job)
+        few = len(emulator.seen) <= requests * NUM_SHARDS + 20  # Plans, inputs, listings and reports are read whole.
+        found[phase.__name__] = (emulator.most_open >= OVERLAP, few or len(emulator.seen))
+    assert found == dict.fromkeys(found, (True, True))

@@ -102,6 +102,13 @@ class TestRequests:
         assert [one and one[0] for one in found] == [b"%d" % number for number in range(40)]
         assert emulator.most_open == store.requests_at_once == 32
 
+    def test_connections_are_kept(self, emulator: Emulator, store: GcsStore) -> None:
+        for _ in range(4):
+            emulator.fail("GET .*out%2Fn", *gcs_emulator.together(32))
+            call_ahead(store.get, [f"n{number:02d}" for number in range(32)], 32)
+        assert len(emulator.seen) == 4 * 32
+        assert len(emulator.clients) <= 32 + 8  # Some of before, which the fixture has used.
+
     def test_slow_answers_do_not_change_the_order(self, emulator: Emulator, store: GcsStore) -> None:
         emulator.fail("GET .*out%2Fn(00|05|06)", *[gcs_emulator.slow(0.3)] * 3)
         sizes = list(map_ahead(store.size, ["n00", "none", "n05", "n06", "n10"], 4))
