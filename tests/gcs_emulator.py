@@ -64,8 +64,11 @@ class Request:
         return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
 
     def forward(self) -> Answer:
-        """Asks the server."""
-        return self.emulator.ask(self.method, self.path, self.body, self.headers)
+        """Asks the server; links in its answer lead to the proxy."""
+        answer = self.emulator.ask(self.method, self.path, self.body, self.headers)
+        if "json" in answer.headers.get("Content-Type", ""):
+            answer.body = answer.body.replace(self.emulator.direct_url.encode(), self.emulator.url.encode())
+        return answer
 
     def reply(self, answer: Answer, *, num_bytes: int | None = None) -> None:
         """Sends an answer, or the first bytes of it."""

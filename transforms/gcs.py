@@ -150,11 +150,14 @@ def _has_metadata_server() -> bool:
 def retry_policy(on_error: Callable[[Exception], Any] | None = None) -> Retry:
     """Returns the policy of all requests.
 
+    It goes around downloads once more: the library reads why one is refused outside of its own policy, and that answer
+    may break off as well.
+
     Args:
         on_error: Told of every failure that is tried again.
     """
     return Retry(
-        predicate=is_transient,
+        predicate=lambda error: not isinstance(error, RetryError) and is_transient(error),
         initial=_FIRST_WAIT_SECS,
         maximum=_LONGEST_WAIT_SECS,
         timeout=PATIENCE_SECS,

@@ -77,7 +77,7 @@ class GcsStore:
         blob = self._blob(name)
         options = {"raw_download": True, "checksum": "crc32c"}
         try:
-            data = self._call("read", name, lambda: blob.download_as_bytes(**options, **_asking()))
+            data = self._call("read", name, lambda: gcs.retry_policy()(blob.download_as_bytes)(**options, **_asking()))
         except FileNotFoundError:
             return None
         if blob.generation is None:  # A proxy has taken the header away.
@@ -149,7 +149,8 @@ class GcsStore:
         with spooled(int(blob.size or 0)) as path:
             options = {"raw_download": True, "checksum": "crc32c", "if_generation_match": blob.generation}
             try:
-                self._call("read", name, lambda: blob.download_to_filename(path, **options, **_asking()))
+                download = gcs.retry_policy()(blob.download_to_filename)
+                self._call("read", name, lambda: download(path, **options, **_asking()))
             except PreconditionFailed as error:
                 raise OutputError(f"cannot read {self._url(name)}: it was replaced meanwhile") from error
             yield path
