@@ -13,6 +13,7 @@ import pydantic
 import yaml
 
 from pipelines.errors import UsageError, did_you_mean
+from pipelines.secrets import find_secrets
 from transforms.names import DEFAULT_TEMPLATE, check_template
 from transforms.plan import ShardsRequest, parse_size
 from transforms.steps.options import OPTION_NAMES
@@ -20,6 +21,10 @@ from transforms.steps.options import OPTION_NAMES
 STEP_KEYS = ("use", "call")
 _COMPRESSION = re.compile(r"auto|uncompressed|snappy|(zstd|brotli)(:-?\d+)?")
 _LEVELS = {"zstd": (-131072, 22), "brotli": (0, 11)}
+_NO_SECRETS = (
+    "this looks like a credential, which would be copied to the output directory; write ${NAME} for an environment "
+    "variable (http.post and other HTTP steps), read it in the step itself, or pass Beam's options as flags"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -162,15 +167,18 @@ def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig
         The checked config.
 
     Raises:
-        UsageError: The file cannot be read, or a key or value is wrong.
+        UsageError: The file cannot be read, or a key or value is wrong, or a credential stands in it.
     """
     fields = {} if path is None else _read_yaml(path)
     for key, value in overrides:
         _assign(fields, key, value)
+    where = f"{path}: " if path else ""
+    secrets = list(find_secrets(fields))
+    if secrets:
+        raise UsageError("\n".join(f"{where}{key}: {_NO_SECRETS}" for key in secrets))
     try:
         return JobConfig.model_validate(fields)
     except pydantic.ValidationError as error:
-        where = f"{path}: " if path else ""
         raise UsageError("\n".join(where + _explain(problem) for problem in error.errors())) from error
 
 

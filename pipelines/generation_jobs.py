@@ -9,7 +9,7 @@ import os
 import shutil
 
 from pipelines.config import JobConfig
-from pipelines.output import counts, forget_generation
+from pipelines.output import all_count, forget_generation
 from pipelines.plan_job import PlannedJob
 from pipelines.run_job import Run
 from transforms.ledger import ATTEMPTS
@@ -33,7 +33,7 @@ def is_base_published(base: Generation) -> bool:
 
 def is_whole(generation: Generation) -> bool:
     """Whether a finished generation still has all its files."""
-    return all(counts(generation.store, generation.spec, shard) for shard in range(generation.spec.num_shards))
+    return all_count(generation.store, generation.spec)
 
 
 def stored_config(generation: Generation, budget: JobConfig | None = None) -> JobConfig:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
+from transforms.ahead import map_ahead
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
 from transforms.generations import REPLAYED, STATE, generation_names, see_as
-from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, find_ledger
-from transforms.names import shard_file_pattern
+from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
+from transforms.names import list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
 from transforms.report import MANIFEST_NAME, REPORT_NAME, VERIFIED_NAME, changed_keys, read_report
 from transforms.store import OutputError, Store
@@ -67,9 +71,7 @@ def _planned_header(store: Store) -> dict[str, Any] | None:
 def _foreign_file(store: Store, spec: JobSpec) -> str | None:
     if store.size(MANIFEST_NAME) is not None:
         return MANIFEST_NAME
-    pattern = shard_file_pattern(spec)
-    folder = spec.template.split("{", 1)[0]
-    return next((name for name, _ in store.list(folder) if pattern.fullmatch(name)), None)
+    return next((name for name, _ in list_shard_files(store, spec)), None)
 
 
 def _choices(changed: list[str]) -> str:
@@ -95,14 +97,32 @@ def is_published(store: Store, spec: JobSpec) -> bool:
     manifest = json.loads(found[0])
     if manifest["plan_id"] != spec.plan_id or any(True for _ in store.list(ATTEMPTS)):
         return False
-    if any(store.size(shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
+    listed = dict(list_shard_files(store, spec))
+    others = [shard for shard in manifest["shards"] if listed.get(shard["name"]) != shard["bytes"]]  # Generations'.
+    sizes = map_ahead(lambda shard: store.size(shard["name"]), others, store.requests_at_once)
+    if any(size != shard["bytes"] for size, shard in zip(sizes, others, strict=True)):
         return False
-    return all(counts(store, spec, shard) for shard in range(spec.num_shards))
+    return all_count(store, spec)
 
 
-def counts(store: Store, spec: JobSpec, shard: int) -> bool:
-    """Whether a shard has a ledger that counts: its files are there."""
-    found = find_ledger(store, spec, shard)
+def all_count(store: Store, spec: JobSpec) -> bool:
+    """Whether each shard of a job that is published has a ledger that counts: its files are there.
+
+    Two requests a shard. Sizes come from listings; one that is late makes a job only look as if it were not done.
+    """
+    sizes = dict(itertools.chain(list_shard_files(store, spec), store.list(f"{spec.dead_letter_path}/")))
+
+    def size_of(name: str) -> int | None:
+        if name.startswith(ATTEMPTS):  # Gone since.
+            return None
+        return sizes[name] if name in sizes else store.size(name)
+
+    count = functools.partial(_counts, store, spec, size_of)
+    return all(map_ahead(count, range(spec.num_shards), store.requests_at_once))
+
+
+def _counts(store: Store, spec: JobSpec, size_of: SizeOf, shard: int) -> bool:
+    found = find_ledger(store, spec, shard, size_of=size_of)
     return found is not None and found.ledger is not None
 
 
@@ -137,9 +157,15 @@ def _put_state(store: Store, job: PlannedJob) -> None:
 def forget_generation(store: Store) -> None:
     """Deletes the state of a generation of which nothing is published; the caller holds the lock."""
     store.delete(PLAN_NAME)
-    for note, _ in list(store.list(PUBLISHED)):  # Dead letters of a generation that was over its budget.
-        delete_all(store, json.loads((store.get(note) or (b"{}", None))[0]).values())
+    delete_all(store, _noted_names(store))  # Dead letters of a generation that was over its budget.
     delete_all(store, [name for name, _ in store.list(STATE) if not name.startswith(REPLAYED)])
+
+
+def _noted_names(store: Store) -> set[str]:
+    """Returns the final names that the notes of published shards speak of."""
+    notes = [name for name, _ in store.list(PUBLISHED)]
+    found = filter(None, map_ahead(store.get, notes, store.requests_at_once))
+    return {name for note, _ in found for name in json.loads(note).values()}
 
 
 def _set_old_state_aside(store: Store) -> None:
@@ -150,10 +176,7 @@ def _set_old_state_aside(store: Store) -> None:
         names.update(shard["name"] for shard in json.loads(found[0])["shards"])
     generations = list(generation_names(store))
     for seen in (store, *(see_as(store, generation) for generation in generations)):
-        for name, _ in seen.list(PUBLISHED):
-            published = seen.get(name)
-            if published is not None:
-                names.update(json.loads(published[0]).values())
+        names.update(_noted_names(seen))
     names.update(name for name, _ in store.list(REPLAYED))
     if names:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
@@ -167,12 +190,18 @@ def _set_old_state_aside(store: Store) -> None:
 
 def _delete_stray_attempts(store: Store, spec: JobSpec) -> None:
     """Deletes files of attempts that never committed, which would keep a full disk full."""
-    kept: dict[int, set[str]] = {}
-    for name, _ in list(store.list(ATTEMPTS)):
-        shard = int(name.removeprefix(ATTEMPTS).split("-", 1)[0])
-        if shard not in kept:
-            found = find_ledger(store, spec, shard)
-            ledger = found.ledger if found is not None else None
-            kept[shard] = {file.name for file in ledger.files()} if ledger is not None else set()
-        if name not in kept[shard]:
-            store.delete(name)
+    sizes = dict(store.list(ATTEMPTS))
+    names: dict[int, list[str]] = {}
+    for name in sizes:
+        names.setdefault(int(name.removeprefix(ATTEMPTS).split("-", 1)[0]), []).append(name)
+
+    def size_of(name: str) -> int | None:
+        return sizes[name] if name in sizes else store.size(name)  # A listing may be late.
+
+    def find_strays(shard: int) -> Iterable[str]:
+        found = find_ledger(store, spec, shard, size_of=size_of)
+        ledger = found.ledger if found is not None else None
+        return set(names[shard]).difference(file.name for file in ledger.files()) if ledger else names[shard]
+
+    strays = map_ahead(find_strays, names, store.requests_at_once)
+    delete_all(store, itertools.chain.from_iterable(strays))

@@ -9,21 +9,21 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipelines.config import JobConfig
 from pipelines.plan_job import PlannedJob, digest
+from transforms.ahead import map_ahead
 from transforms.budget import Budget
 from transforms.elements import DeadLetter, Input, JobSpec, ShardTask, name_from_fields
 from transforms.generations import generation_name, name_generation
 from transforms.inputs import read_inputs
-from transforms.ledger import find_ledger
 from transforms.letters import LETTERS_NAME, LettersFile, Selection, read_lines, write_letters_files
 from transforms.new_inputs import name_table
 from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS
 from transforms.plan_file import INPUTS_NAME, write_plan
 from transforms.replaced import final_letters
-from transforms.report import spec_to_header, versions
+from transforms.report import committed_shards, spec_to_header, versions
 from transforms.reread import UNKNOWN_SIZE, Listed, is_unreadable, listed_line, needs_source
 from transforms.steps.load import source_digest
 from transforms.store import Store
@@ -107,6 +107,22 @@ def _set(table: sqlite3.Connection, name: str, column: str, value: int) -> None:
     table.execute(f"UPDATE known SET {column} = ? WHERE name = ?", [value, key])
 
 
+@dataclasses.dataclass(frozen=True)
+class _OpenLetters:
+    """A dead-letter file, open; from a remote store its beginning is here already."""
+
+    lines: BinaryIO
+    names_and_sizes: tuple[str, int, str, int | None]
+
+
+def _open_letters(store: Store, lines_name: str, payloads_name: str) -> _OpenLetters | None:
+    """Opens a dead-letter file; None where a replay has left nothing of it."""
+    size = store.size(lines_name)
+    if size is None:
+        return None
+    return _OpenLetters(store.open(lines_name), (lines_name, size, payloads_name, store.size(payloads_name)))
+
+
 class _Walk:
     """Goes through all dead letters in the order of their sources, and plans what is taken.
 
@@ -147,23 +163,21 @@ class _Walk:
         with generation.store.open(INPUTS_NAME) as lines:
             self._inputs = read_inputs(lines)
             self._input = None
-            for shard in range(generation.spec.num_shards):
-                found = find_ledger(generation.store, generation.spec, shard, check_files=False)
-                if found is None or found.ledger is None or found.ledger.dead_lines is None:
-                    continue
-                self._file(store, *final_letters(generation.store, generation.spec, shard))
+            committed = committed_shards(generation.store, generation.spec)
+            shards = (ledger.shard for _, ledger in committed if ledger.dead_lines is not None)
+            names = (final_letters(generation.store, generation.spec, shard) for shard in shards)
+            for found in map_ahead(lambda pair: _open_letters(store, *pair), names, store.requests_at_once):
+                if found is not None:
+                    self._file(found)
             self._close()
 
-    def _file(self, store: Store, lines_name: str, payloads_name: str) -> None:
-        size = store.size(lines_name)
-        if size is None:
-            return  # A replay has left nothing of it.
+    def _file(self, found: _OpenLetters) -> None:
         first: tuple[Listed, int] | None = None
         last: Listed | None = None
         kept = 0
         joins = False
-        with store.open(lines_name) as lines:
-            for letter in read_lines(lines, None):
+        with found.lines:
+            for letter in read_lines(found.lines, None):
                 self._hash(letter)
                 taken = self._selection.takes(letter)
                 joined = self._joins(letter)
@@ -180,9 +194,9 @@ class _Walk:
         if first is None or last is None:
             return
         started, start = first
-        self.files.append(LettersFile(lines_name, size, payloads_name, store.size(payloads_name), kept, joins))
+        self.files.append(LettersFile(*found.names_and_sizes, kept, joins))
         place = started.offset, started.source.index, start, last.offset, last.source.size
-        self.tasks.append(ShardTask(len(self.tasks), *place, planned_bytes=size))
+        self.tasks.append(ShardTask(len(self.tasks), *place, planned_bytes=found.names_and_sizes[1]))
 
     def _hash(self, letter: DeadLetter) -> None:
         self._digest.update(json.dumps(letter.carried, sort_keys=True).encode())

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+from transforms.ahead import map_ahead
 from transforms.budget import Budget, RunningTotals, call_off
 from transforms.elements import JobSpec
 from transforms.ledger import LEDGERS, Ledger
@@ -19,6 +20,8 @@ _LOGGER = logging.getLogger("gristmill")
 _LOOK_SECS = 2.0
 _LOG_SECS = 30.0
 _SPEED_SECS = 600.0
+_LOOK_SHARE = 0.1
+"""The most of the time that looks may take: one at a job of 100,000 shards is a hundred pages of a listing."""
 
 
 class JobWatch:
@@ -50,17 +53,16 @@ class JobWatch:
         return len(self._seen)
 
     def look(self) -> None:
-        """Takes in new ledgers; the budget is held against each."""
-        for name, _ in list(self._store.list(LEDGERS)):
-            if name not in self._seen:
-                self._take_in(name)
+        """Takes in new ledgers, which are fetched ahead; the budget is held against each."""
+        names = [name for name, _ in self._store.list(LEDGERS) if name not in self._seen]
+        found = map_ahead(self._store.get, names, self._store.requests_at_once)
+        for name, entry in zip(names, found, strict=True):
+            if entry is not None:
+                self._take_in(name, entry[0])
 
-    def _take_in(self, name: str) -> None:
-        found = self._store.get(name)
-        if found is None:
-            return
+    def _take_in(self, name: str, entry: bytes) -> None:
         with contextlib.suppress(ValueError):  # Half an entry; it will be made again.
-            ledger = Ledger.from_json(found[0])
+            ledger = Ledger.from_json(entry)
             if not self._spec.accepts(ledger.plan_id):
                 return
             self._seen.add(name)
@@ -125,9 +127,12 @@ def watch_job(store: Store, spec: JobSpec) -> Iterator[None]:
 
 
 def _looks(watch: JobWatch, stop: threading.Event) -> Iterator[None]:
-    while not stop.wait(_LOOK_SECS):
+    pause = _LOOK_SECS
+    while not stop.wait(pause):
+        began = time.monotonic()
         with contextlib.suppress(OutputError, OSError):  # A full disk is the workers' to report.
             watch.look()
+        pause = max(_LOOK_SECS, (time.monotonic() - began) / _LOOK_SHARE)
         yield
 
 

@@ -16,6 +16,7 @@ from pipelines.errors import DONE, FAILED, UNBALANCED
 from pipelines.imports import without_collecting
 from pipelines.remote_job import check_remote, complete_flags, outlives
 from pipelines.report import load_report
+from transforms.ahead import map_ahead
 from transforms.check_shard import Found, ShardChecker, add_up
 from transforms.child_call import ChildCall
 from transforms.report import VERIFIED_NAME
@@ -26,6 +27,8 @@ _WORTH_PROCESSES_BYTES = 128 << 20
 _BYTES_PER_SEC = 200e6
 """What a core reads of shards in a second, for an estimate."""
 _SHOWN = 50
+_FILES_AT_ONCE = 8
+"""Of a remote store: each may have two blocks of some MiB in memory."""
 
 
 def run(output: str, unknown: Sequence[str] = (), *, detach: bool = False) -> int:
@@ -112,7 +115,7 @@ def _check_apart(store: Store, tasks: list[tuple[str, int]]) -> Found:
 
 
 def check_shards(store: Store, tasks: Sequence[tuple[str, int]]) -> Iterator[Found]:
-    """Checks planned shards and yields what was found, one after the other.
+    """Checks planned shards and yields what was found, in order.
 
     Args:
         store: The output directory.
@@ -122,9 +125,9 @@ def check_shards(store: Store, tasks: Sequence[tuple[str, int]]) -> Iterator[Fou
         OSError: The store does not answer; of this kind, so that it reaches the command from a child process.
     """
     checker = ShardChecker(store)
+    at_once = min(_FILES_AT_ONCE, store.requests_at_once)
     try:
-        for generation, shard in tasks:
-            yield checker.check(generation, shard)
+        yield from map_ahead(lambda task: checker.check(*task), tasks, at_once)
     except OutputError as error:
         raise OSError(str(error)) from error
 

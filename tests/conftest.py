@@ -31,10 +31,9 @@ def emulator(_emulator: gcs_emulator.Emulator, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", _emulator.url)
     monkeypatch.setattr(gcs, "_FIRST_WAIT_SECS", 0.05)
     monkeypatch.setattr(gcs, "_process", gcs._Process())
-    _emulator.left()
-    _emulator.seen.clear()
+    _emulator.be_well()
     yield _emulator
-    _emulator.left()
+    _emulator.be_well()
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,8 @@ class WorstStore:
         list_delay: Calls until a new name is listed.
     """
 
+    requests_at_once = 1  # So that calls come in one order.
+
     def __init__(self, root: str | None = None, *, list_delay: int = 0) -> None:
         self.root = root or f"worst://store-{next(_NUMBERS)}"
         self.scheduler: Interleaving | None = None

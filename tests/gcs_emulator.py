@@ -14,6 +14,7 @@ import http.client
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -53,12 +54,21 @@ class Request:
     emulator: Emulator
 
     @property
+    def line(self) -> str:
+        """Method and path, and the object that an upload creates, which the body tells."""
+        found = re.search(rb'"name": ?"([^"]+)"', self.body[:4096]) if "uploadType" in self.path else None
+        return f"{self.method} {self.path}" + (f" {found[1].decode()}" if found else "")
+
+    @property
     def query(self) -> dict[str, str]:
         return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
 
     def forward(self) -> Answer:
-        """Asks the server."""
-        return self.emulator.ask(self.method, self.path, self.body, self.headers)
+        """Asks the server; links in its answer lead to the proxy."""
+        answer = self.emulator.ask(self.method, self.path, self.body, self.headers)
+        if "json" in answer.headers.get("Content-Type", ""):
+            answer.body = answer.body.replace(self.emulator.direct_url.encode(), self.emulator.url.encode())
+        return answer
 
     def reply(self, answer: Answer, *, num_bytes: int | None = None) -> None:
         """Sends an answer, or the first bytes of it."""
@@ -93,13 +103,21 @@ class Emulator:
     Attributes:
         url: What clients talk to.
         direct_url: The server itself.
-        seen: (method, path) of every request.
+        seen: "METHOD path", with the object behind it for uploads, of every request.
+        delay_secs: What every answer takes at least.
+        most_open: The largest number of requests that were open at a time.
+        clients: Addresses of the connections that they came over.
     """
 
     def __init__(self, backend_port: int) -> None:
         self.url = ""
         self.direct_url = f"http://127.0.0.1:{backend_port}"
-        self.seen: list[tuple[str, str]] = []
+        self.seen: list[str] = []
+        self.delay_secs = 0.0
+        self.most_open = 0
+        self.clients: set[Any] = set()
+        self._num_open = 0
+        self._moods: tuple[random.Random, float, tuple[Fault, ...]] | None = None
         self._port = backend_port
         self._faults: list[tuple[re.Pattern[str], Fault]] = []
         self._lock = threading.Lock()
@@ -121,9 +139,22 @@ class Emulator:
         return f"gs://{name}"
 
     def fail(self, pattern: str, *faults: Fault) -> None:
-        """Makes the next requests of which "METHOD path" matches go wrong, one a fault."""
+        """Makes the next requests whose line (see `Request.line`) matches go wrong, one a fault."""
         with self._lock:
             self._faults += [(re.compile(pattern), fault) for fault in faults]
+
+    def misbehave(self, seed: int, share: float, *faults: Fault) -> None:
+        """Makes a share of all requests go wrong from now on, in ways chosen at random; none any more when it is 0."""
+        with self._lock:
+            self._moods = (random.Random(seed), share, faults) if share else None
+
+    def be_well(self) -> None:
+        """Answers all requests well, at once, and counts anew."""
+        self.left()
+        self.misbehave(0, 0.0)
+        self.seen.clear()
+        self.clients.clear()
+        self.delay_secs, self.most_open = 0.0, 0
 
     def left(self) -> int:
         """Returns how many faults have not happened, and forgets them."""
@@ -134,14 +165,25 @@ class Emulator:
 
     def count(self, pattern: str) -> int:
         """Returns how many requests matched."""
-        return sum(1 for method, path in list(self.seen) if re.search(pattern, f"{method} {path}"))
+        return sum(1 for line in list(self.seen) if re.search(pattern, line))
 
     # What the proxy does.
 
     def handle(self, request: Request) -> None:
         """Answers a request."""
-        self.seen.append((request.method, request.path))
-        fault = self._next_fault(f"{request.method} {request.path}")
+        with self._lock:
+            self.seen.append(request.line)
+            self.clients.add(request.handler.client_address)
+            self._num_open += 1
+            self.most_open = max(self.most_open, self._num_open)
+        try:
+            time.sleep(self.delay_secs)
+            self._answer(request, self._next_fault(request.line))
+        finally:
+            with self._lock:
+                self._num_open -= 1
+
+    def _answer(self, request: Request, fault: Fault | None) -> None:
         if fault is not None:
             fault(request)
         elif "ifGenerationMatch" in request.query and request.method in ("DELETE", "GET"):
@@ -156,7 +198,9 @@ class Emulator:
                 if pattern.search(line):
                     del self._faults[number]
                     return fault
-        return None
+            if self._moods is None or self._moods[0].random() >= self._moods[1]:
+                return None
+            return self._moods[0].choice(self._moods[2])
 
     def _check_generation(self, request: Request) -> None:
         path = urllib.parse.urlsplit(request.path).path.replace("/download/", "/")
@@ -238,6 +282,17 @@ def before(act: Callable[[], Any]) -> Fault:
         request.emulator.handle(request)
 
     return fault
+
+
+def together(count: int, wait_secs: float = 60.0) -> list[Fault]:
+    """Faults for so many requests, none of which is answered before all are open."""
+    barrier = threading.Barrier(count)
+
+    def fault(request: Request) -> None:
+        barrier.wait(wait_secs)
+        request.reply(request.forward())
+
+    return [fault] * count
 
 
 class _Server(ThreadingHTTPServer):

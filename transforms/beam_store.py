@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from transforms.spool import SpoolFile, delete_left_over, spooled
+from transforms.spool import UploadSpool, delete_left_over, spooled
 from transforms.store import OutputError, Spool, Version
 from transforms.transient import try_again
 
@@ -32,11 +32,18 @@ class BeamStore:
         ValueError: Beam knows no file system for it.
     """
 
+    requests_at_once = 16
+
     def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        _ = self._fs
+
+    @property
+    def _fs(self) -> Any:
+        """A file system of the caller's own: Beam does not share one between threads either."""
         from apache_beam.io.filesystems import FileSystems
 
-        self.root = root.rstrip("/")
-        self._fs: Any = FileSystems.get_filesystem(self.root)
+        return FileSystems.get_filesystem(self.root)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Looks, writes, and reads back who won; see the module's text."""
@@ -126,7 +133,7 @@ class BeamStore:
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""
-        return _UploadSpool(self, name)
+        return UploadSpool(lambda path: self._upload(path, name))
 
     def clean(self) -> None:
         """Deletes local files of writers that were killed; others appear under their names only."""
@@ -139,6 +146,13 @@ class BeamStore:
             with open(path, "wb") as target:
                 shutil.copyfileobj(source, target, _PIECE_BYTES)
             yield path
+
+    def _upload(self, path: str, name: str) -> None:
+        """Uploads a local file and checks the size of what arrived."""
+        self.put_file(path, name)
+        size, arrived = os.path.getsize(path), self.size(name)
+        if arrived != size:
+            raise OutputError(f"{name} was uploaded with {size} bytes but {arrived} arrived")
 
     def _write(self, name: str, fill: Any) -> None:
         path = self._path(name)
@@ -164,22 +178,3 @@ class BeamStore:
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
-
-
-class _UploadSpool:
-    """A local file that becomes one of the store's when it is sealed."""
-
-    def __init__(self, store: BeamStore, name: str) -> None:
-        self._store = store
-        self._name = name
-        self._file = SpoolFile()
-        self.path = self._file.path
-
-    def seal(self) -> int:
-        """Uploads and checks the size of what arrived; the local file stays until the spool goes away."""
-        size = os.path.getsize(self.path)
-        self._store.put_file(self.path, self._name)
-        arrived = self._store.size(self._name)
-        if arrived != size:
-            raise OutputError(f"{self._name} was uploaded with {size} bytes but {arrived} arrived")
-        return size

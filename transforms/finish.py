@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec
 from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
-from transforms.names import shard_file_pattern
+from transforms.names import list_shard_files
 from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, committed_shards, load_spec
 from transforms.store import Store
 from transforms.tries import TRIES
@@ -65,8 +66,8 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
     write_report(base, whole)
     write_report(store, report)
-    for _, ledger in committed_shards(store, spec):  # Not from a listing alone, which may be late.
-        delete_all(store, [file.name for file in ledger.files()])
+    committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
+    delete_all(store, (file.name for ledger in committed for file in ledger.files()))
     delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
@@ -104,9 +105,7 @@ def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
 
     Shards of an older count beside the new ones would double the data of everyone who opens them by pattern.
     """
-    pattern = shard_file_pattern(spec)
-    folder = spec.template.split("{", 1)[0]
-    old = [name for name, _ in store.list(folder) if pattern.fullmatch(name)]
+    old = [name for name, _ in list_shard_files(store, spec)]
     replaced = read_replaced(store)
     keep = shards | (_published_names(store, spec) if replaced else set())
     old += replaced
@@ -120,16 +119,16 @@ def read_replaced(store: Store) -> list[str]:
 
 
 def _published_names(store: Store, spec: JobSpec) -> set[str]:
-    names: set[str] = set()
-    for shard in range(spec.num_shards):  # Not from a listing, which may be late.
-        names.update(read_published(store, spec, shard).values())
-    return names
+    def read(shard: int) -> Iterable[str]:
+        return read_published(store, spec, shard).values()
+
+    shards = range(spec.num_shards)  # Not from a listing, which may be late.
+    return {name for names in map_ahead(read, shards, store.requests_at_once) for name in names}
 
 
 def delete_all(store: Store, names: Iterable[str]) -> None:
-    """Deletes names that may be gone already."""
-    for name in names:
-        store.delete(name)
+    """Deletes names that may be gone already, in no certain order."""
+    call_ahead(store.delete, names, store.requests_at_once)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

@@ -32,6 +32,9 @@ TIMEOUT_SECS = (10.0, 120.0)
 PATIENCE_SECS = 300.0
 """How long a request is tried again."""
 
+REQUESTS_AT_ONCE = 32
+"""Of one process; as many connections are kept open."""
+
 _FIRST_WAIT_SECS = 1.0
 _LONGEST_WAIT_SECS = 32.0
 _METADATA_WAIT_SECS = 1.0
@@ -103,9 +106,12 @@ def _new_client() -> Client:
     # Or the library asks for the bucket in a thread of its own after each object that is not there.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     try:
-        return Client(project=None)  # Objects need no project, and looking for one may start gcloud.
+        made = Client(project=None)  # Objects need no project, and looking for one may start gcloud.
     except DefaultCredentialsError as error:
         raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
+    for scheme in ("https://", "http://"):  # Beyond ten, connections would be closed after each request.
+        made._http.get_adapter(scheme).init_poolmanager(10, REQUESTS_AT_ONCE)
+    return made
 
 
 def has_credentials() -> bool:
@@ -144,11 +150,14 @@ def _has_metadata_server() -> bool:
 def retry_policy(on_error: Callable[[Exception], Any] | None = None) -> Retry:
     """Returns the policy of all requests.
 
+    It goes around downloads once more: the library reads why one is refused outside of its own policy, and that answer
+    may break off as well.
+
     Args:
         on_error: Told of every failure that is tried again.
     """
     return Retry(
-        predicate=is_transient,
+        predicate=lambda error: not isinstance(error, RetryError) and is_transient(error),
         initial=_FIRST_WAIT_SECS,
         maximum=_LONGEST_WAIT_SECS,
         timeout=PATIENCE_SECS,

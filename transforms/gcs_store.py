@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
@@ -23,7 +22,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from transforms import gcs
 from transforms.gcs_reader import open_object
 from transforms.sources import InputChangedError
-from transforms.spool import SpoolFile, check_room, delete_left_over, spooled
+from transforms.spool import UploadSpool, delete_left_over, spooled
 from transforms.store import OutputError, Spool, Version
 from transforms.transient import status_of
 
@@ -51,6 +50,8 @@ class GcsStore:
         CredentialsError: There are no credentials.
     """
 
+    requests_at_once = gcs.REQUESTS_AT_ONCE
+
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self._bucket_name, folder = gcs.split_url(self.root)
@@ -76,7 +77,7 @@ class GcsStore:
         blob = self._blob(name)
         options = {"raw_download": True, "checksum": "crc32c"}
         try:
-            data = self._call("read", name, lambda: blob.download_as_bytes(**options, **_asking()))
+            data = self._call("read", name, lambda: gcs.retry_policy()(blob.download_as_bytes)(**options, **_asking()))
         except FileNotFoundError:
             return None
         if blob.generation is None:  # A proxy has taken the header away.
@@ -133,7 +134,7 @@ class GcsStore:
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""
-        return _UploadSpool(self, name)
+        return UploadSpool(lambda path: self.create_file(path, name))
 
     def clean(self) -> None:
         """Deletes local files of writers that were killed; objects appear whole, under their names only."""
@@ -148,7 +149,8 @@ class GcsStore:
         with spooled(int(blob.size or 0)) as path:
             options = {"raw_download": True, "checksum": "crc32c", "if_generation_match": blob.generation}
             try:
-                self._call("read", name, lambda: blob.download_to_filename(path, **options, **_asking()))
+                download = gcs.retry_policy()(blob.download_to_filename)
+                self._call("read", name, lambda: download(path, **options, **_asking()))
             except PreconditionFailed as error:
                 raise OutputError(f"cannot read {self._url(name)}: it was replaced meanwhile") from error
             yield path
@@ -262,23 +264,6 @@ def _may_begin_anew(error: Exception) -> bool:
     return status_of(cause) == http.client.GONE or (
         status_of(cause) == http.client.NOT_FOUND and _SESSION in str(cause)
     )
-
-
-class _UploadSpool:
-    """A local file that becomes an object when it is sealed; it stays until the spool goes away."""
-
-    def __init__(self, store: GcsStore, name: str) -> None:
-        self._store = store
-        self._name = name
-        self._file = SpoolFile()
-        self.path = self._file.path
-
-    def seal(self) -> int:
-        """Uploads the file; the service's checksum of what arrived is held against that of what was sent."""
-        check_room(0)
-        size = os.path.getsize(self.path)
-        self._store.create_file(self.path, self._name)
-        return size
 
 
 def open_gcs(root: str) -> GcsStore:

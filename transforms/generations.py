@@ -35,6 +35,7 @@ class GenerationStore:
     def __init__(self, base: Store, generation: str) -> None:
         self.base = base
         self.root = base.root
+        self.requests_at_once = base.requests_at_once
         self.generation = generation
         self._folder = f"{STATE}{generation}/"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
@@ -159,7 +159,13 @@ class FoundLedger:
     version: Version
 
 
-def find_ledger(store: Store, spec: JobSpec, shard: int, *, check_files: bool = True) -> FoundLedger | None:
+SizeOf = Callable[[str], int | None]
+"""Tells the bytes of a name, None when it does not exist: `Store.size`, or what knows a listing."""
+
+
+def find_ledger(
+    store: Store, spec: JobSpec, shard: int, *, check_files: bool = True, size_of: SizeOf | None = None
+) -> FoundLedger | None:
     """Looks a shard's ledger up and checks that it counts; None when there is no entry at all.
 
     Args:
@@ -167,33 +173,40 @@ def find_ledger(store: Store, spec: JobSpec, shard: int, *, check_files: bool = 
         spec: The job.
         shard: Planned shard.
         check_files: Whether an entry whose files are gone does not count.
+        size_of: What tells whether they are; the store by default.
     """
     found = store.get(ledger_name(spec, shard))
     if found is None:
         return None
     data, version = found
-    try:
-        ledger = Ledger.from_json(data)
-    except ValueError:
-        return FoundLedger(None, version)
-    if not spec.accepts(ledger.plan_id) or (check_files and not _files_exist(store, spec, ledger)):
+    ledger = read_entry(spec, data)
+    if ledger is None or (check_files and not _files_exist(store, spec, ledger, size_of or store.size)):
         return FoundLedger(None, version)
     return FoundLedger(ledger, version)
 
 
-def _files_exist(store: Store, spec: JobSpec, ledger: Ledger) -> bool:
-    missing = [file for file in ledger.files() if store.size(file.name) != file.size]
+def read_entry(spec: JobSpec, data: bytes) -> Ledger | None:
+    """Returns the ledger that stands in an entry, None when it is not whole or not of this job."""
+    try:
+        ledger = Ledger.from_json(data)
+    except ValueError:
+        return None
+    return ledger if spec.accepts(ledger.plan_id) else None
+
+
+def _files_exist(store: Store, spec: JobSpec, ledger: Ledger, size_of: SizeOf) -> bool:
+    missing = [file for file in ledger.files() if size_of(file.name) != file.size]
     if not missing:
         return True
     names = read_published(store, spec, ledger.shard)
-    return all(file.name in names and _is_there(store, spec, ledger, file, names[file.name]) for file in missing)
-
-
-def _is_there(store: Store, spec: JobSpec, ledger: Ledger, file: StoredFile, final: str) -> bool:
-    """Whether a published file is there, also when it is a dead-letter file that a replay has consumed since."""
-    if file not in ledger.parts:
-        final = find_letters(store, spec.generation, final)
-    return store.size(final) == file.size
+    if not all(file.name in names for file in missing):
+        return False
+    moved = [file for file in missing if size_of(names[file.name]) != file.size]
+    # A dead-letter file may have been consumed by a replay since.
+    return all(
+        file not in ledger.parts and size_of(find_letters(store, spec.generation, names[file.name])) == file.size
+        for file in moved
+    )
 
 
 def committed_info(store: Store, spec: JobSpec, task: ShardTask) -> ShardInfo:

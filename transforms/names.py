@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterator
 
 from transforms.elements import JobSpec
+from transforms.store import Store
 
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
@@ -68,6 +70,24 @@ def shard_file_pattern(spec: JobSpec) -> re.Pattern[str]:
     for text, field, _, _ in string.Formatter().parse(spec.template):
         pattern += re.escape(text) + (fields[field] if field else "")
     return re.compile(pattern)
+
+
+def list_shard_files(store: Store, spec: JobSpec) -> Iterator[tuple[str, int]]:
+    """Yields (name, bytes) of every file that has the name of a shard of this job, of whatever count."""
+    pattern = shard_file_pattern(spec)
+    return (found for found in store.list(_fixed_start(spec)) if pattern.fullmatch(found[0]))
+
+
+def _fixed_start(spec: JobSpec) -> str:
+    """Returns what the names of all shards begin with, so that a listing need not go through all else."""
+    fixed = {"DATASET": spec.name, "SPLIT": spec.split, "FILEFORMAT": "array_record"}
+    start = ""
+    for text, field, _, _ in string.Formatter().parse(spec.template):
+        start += text
+        if field not in fixed:
+            break
+        start += fixed[field]
+    return start
 
 
 def dead_letter_names(spec: JobSpec, shard: int) -> tuple[str, str]:

@@ -2,12 +2,17 @@
 
 Everything here may be repeated: final names are given by copy (a hard link on a local disk), the attempts stay
 until the manifest stands, and the manifest is written last.
+
+Giving names is spread over the workers, and each worker has several shards of a remote store in hand. Settle, Number
+and Finish run on one worker: Settle reads only what did not meet, Number makes two requests, and Finish two or three
+a shard and one a file, which run ahead; see `transforms.ahead` for what that takes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,6 +20,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsSingleton, PCollection
 
+from transforms.ahead import call_ahead
 from transforms.books import JobBooks, Verdict, add_up, judge
 from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
@@ -89,9 +95,9 @@ class Publish(beam.PTransform):
         settled = collected | "Settle" >> beam.Map(_settle, self.spec)  # list[ShardInfo]
         published = (
             settled
-            | "Number" >> beam.FlatMap(_keyed_orders, self.spec)  # (shard, PublishTask)
+            | "Number" >> beam.FlatMap(_keyed_orders, self.spec)  # (group, PublishTask)
             | "Spread" >> beam.GroupByKey()
-            | "GiveNames" >> beam.ParDo(_GiveNamesFn(self.spec))  # 1 a shard
+            | "GiveNames" >> beam.ParDo(_GiveNamesFn(self.spec))  # The number of shards, for each group
             | "CountNames" >> beam.CombineGlobally(sum).without_defaults()
         )
         return settled | "Finish" >> beam.Map(_finish, self.spec, AsSingleton(published, default_value=0))
@@ -104,7 +110,8 @@ def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
 
 
 def _keyed_orders(infos: list[ShardInfo], spec: JobSpec) -> Iterator[tuple[int, PublishTask]]:
-    return ((order.shard, order) for order in number_parts(infos, spec))
+    at_once = open_job_store(spec).requests_at_once
+    return ((order.shard // at_once, order) for order in number_parts(infos, spec))
 
 
 def decide(infos: list[ShardInfo], spec: JobSpec) -> tuple[JobBooks, Verdict]:
@@ -159,9 +166,10 @@ class _GiveNamesFn(beam.DoFn):
         self._store = open_job_store(self._spec)
 
     def process(self, element: tuple[int, Iterable[PublishTask]]) -> Iterator[int]:
-        for order in element[1]:
-            give_names(self._store, self._spec, order)
-        yield 1
+        orders = list(element[1])
+        give = functools.partial(give_names, self._store, self._spec)
+        call_ahead(give, orders, self._store.requests_at_once)
+        yield len(orders)
 
 
 def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from transforms.ahead import map_ahead
 from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, judge
 from transforms.budget import Budget, dead_fraction
-from transforms.elements import JobSpec, ShardInfo, display_name
+from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
 from transforms.inputs import read_inputs
-from transforms.ledger import Ledger, find_ledger, read_published
+from transforms.ledger import Ledger, ledger_name, read_entry, read_published
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header, read_tasks
 from transforms.store import Store
 
@@ -79,11 +80,25 @@ def read_config(store: Store) -> dict[str, Any]:
 
 def committed_shards(store: Store, spec: JobSpec) -> Iterator[tuple[ShardInfo, Ledger]]:
     """Yields every committed shard in plan order, one ledger at a time, whether or not its files still exist."""
+    return ((info, ledger) for info, ledger, _ in _read_entries(store, spec, with_names=False))
+
+
+def _read_entries(
+    store: Store, spec: JobSpec, *, with_names: bool
+) -> Iterator[tuple[ShardInfo, Ledger, dict[str, str]]]:
+    """Yields committed shards with their final names if asked for; entries that wait are bytes, which are small."""
+
+    def fetch(task: ShardTask) -> tuple[ShardTask, bytes | None, dict[str, str]]:
+        found = store.get(ledger_name(spec, task.shard))
+        names = read_published(store, spec, task.shard) if with_names and found is not None else {}
+        return task, None if found is None else found[0], names
+
     with store.open(PLAN_NAME) as plan:
-        for _, task in read_tasks(plan):
-            found = find_ledger(store, spec, task.shard, check_files=False)
-            if found is not None and found.ledger is not None:
-                yield found.ledger.to_info(task), found.ledger
+        tasks = (task for _, task in read_tasks(plan))
+        for task, data, names in map_ahead(fetch, tasks, store.requests_at_once):
+            ledger = None if data is None else read_entry(spec, data)
+            if ledger is not None:
+                yield ledger.to_info(task), ledger, names
 
 
 @dataclasses.dataclass
@@ -149,9 +164,9 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
     """
     tally = _Tally()
     infos: list[ShardInfo] = []
-    for info, ledger in committed_shards(store, spec):
+    for info, ledger, names in _read_entries(store, spec, with_names=True):
         infos.append(info)
-        tally.add(ledger, read_published(store, spec, info.task.shard) if ledger.parts else {})
+        tally.add(ledger, names)
     tally.close()
     books = add_up(infos)
     verdict = judge(books, Budget.of(spec))

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from transforms.store import OutputError
 
@@ -71,6 +71,25 @@ def check_room(num_bytes: int) -> None:
             f"{num_bytes + _RESERVE_BYTES:,} bytes are needed for a while in {folder}, where {free:,} are free; "
             "make room, or set TMPDIR to a folder that has some"
         )
+
+
+class UploadSpool:
+    """A local file that becomes one of a store's when it is sealed; it stays until the spool goes away.
+
+    Args:
+        upload: Makes a local file durable in the store, and checks what arrived.
+    """
+
+    def __init__(self, upload: Callable[[str], None]) -> None:
+        self._upload = upload
+        self._file = SpoolFile()
+        self.path = self._file.path
+
+    def seal(self) -> int:
+        """Uploads the file and returns its bytes."""
+        check_room(0)
+        self._upload(self.path)
+        return os.path.getsize(self.path)
 
 
 @contextlib.contextmanager

@@ -38,9 +38,15 @@ class Spool(Protocol):
 
 
 class Store(Protocol):
-    """Named byte strings under one root. Names are relative, with `/`."""
+    """Named byte strings under one root. Names are relative, with `/`. May be used by several threads.
+
+    Attributes:
+        root: Path or URL.
+        requests_at_once: How many requests one process should have on their way to it; 1 where they take no time.
+    """
 
     root: str
+    requests_at_once: int
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Creates `name` durably unless it exists; returns whether this call created it."""
@@ -85,6 +91,8 @@ class Store(Protocol):
 
 class LocalStore:
     """A folder of this machine, or one that is mounted on it."""
+
+    requests_at_once = 1
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)

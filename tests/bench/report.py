@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
+from tests.bench import gcs
 from tests.bench.jobs import ALL_CORES, AS_IT_COMES, BARE, HELP, IN_PROCESS, ONE_WORKER, SDK, Case
 from tests.bench.search import KINDS, MAX_EXTRA_MB
 
@@ -139,7 +140,9 @@ def all_targets(results: Results) -> Iterable[Target]:
         if results.sections(section):
             yield from _against_sdk(results, section, wall, memory)
     yield from _memory_limits(results)
-    yield from _memory_growth(results)
+    yield from _memory_growth(results, MEMORY)
+    yield from _against_local(results)
+    yield from _memory_growth(results, gcs.SECTION)
     yield from _start_up(results)
     if results.isolation_us is not None:
         figure = f"{results.isolation_us:.1f} us a record"
@@ -237,17 +240,23 @@ def _memory_limits(results: Results) -> Iterable[Target]:
             yield Target(name, "-", wanted, None)
 
 
-def _memory_growth(results: Results) -> Iterable[Target]:
-    """Yields the target that memory does not grow from the first to the last memory section."""
-    sections = results.sections(MEMORY)
+def _against_local(results: Results) -> Iterable[Target]:
+    """Yields the target for the CPU of a conversion on gs://, the service's own left out."""
+    for section in results.sections(gcs.SECTION):
+        own, local = (results.median(section, row, "cpu") for row in (gcs.REMOTE, gcs.LOCAL))
+        yield _ratio(f"{section}: CPU, {gcs.REMOTE} to {gcs.LOCAL}", own, local, most=1.3)
+
+
+def _memory_growth(results: Results, kind: str) -> Iterable[Target]:
+    """Yields the target that memory does not grow from the first to the last section of a kind."""
+    sections = results.sections(kind)
     if len(sections) < 2:
         return
-    row = next(case.row for case in results.cases if case.section == sections[0])
+    row = [case.row for case in results.cases if case.section == sections[0]][-1]
     peaks = [results.median(section, row, "peak_bytes") for section in sections]
     growth = _divide(peaks[-1], peaks[0])
     yield Target(
-        f"peak memory, {row}, {sections[-1].removeprefix(MEMORY + ' ')} against "
-        f"{sections[0].removeprefix(MEMORY + ' ')}",
+        f"peak memory, {row}, {sections[-1].removeprefix(kind + ' ')} against {sections[0].removeprefix(kind + ' ')}",
         "-" if growth is None else f"{100 * (growth - 1):+.1f} %",
         "within 10 %",
         None if growth is None else abs(growth - 1) <= 0.1,

@@ -23,6 +23,7 @@ if __package__ in (None, ""):
 
 from tests.bench import jobs, report
 from tests.bench.datagen import Dataset, make_dataset
+from tests.bench.gcs import measure_gcs
 from tests.bench.isolation import measure_isolation
 from tests.bench.jobs import Case
 from tests.bench.measure import become_subreaper
@@ -32,6 +33,7 @@ UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2*
 SDK_INSTALL = "python3.11 -m venv SDK && SDK/bin/pip install array-record-beam-sdk"
 SCALING_HELP = "size of the text that one and two workers are compared on, 0 for none"
 MEMORY_HELP = "sizes of text between which memory must not grow, with commas; '' for none"
+GCS_HELP = "sizes of text to convert from and to an emulated gs://, with commas; '' for none"
 WORK_HELP = "folder that caches generated data; without it, a temporary one that is removed"
 SEARCH_HELP = "bytes without a record that the reader searches, 0 for none"
 START_UP_RECORDS = 10
@@ -69,6 +71,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--scaling-runs", type=int, default=3, help="counted runs of each of those rows")
     add("--memory-bytes", type=parse_sizes, default="0.5GB,4GB", help=MEMORY_HELP)
     add("--memory-workers", type=int, default=os.cpu_count() or 1, help="workers of those rows")
+    add("--gcs-bytes", type=parse_sizes, default="0.25GB,1GB", help=GCS_HELP)
+    add("--gcs-runs", type=int, default=1, help="counted runs of each of those rows")
     add("--isolation-batches", type=int, default=200, help="batches to measure isolated steps on, 0 for none")
     add("--gristmill", default=beside, help="the command to measure")
     add("--sdk-python", default=None, help=f"Python that has the Beam SDK, made by: {SDK_INSTALL}")
@@ -92,6 +96,8 @@ def main(argv: list[str] | None = None) -> int:
             cases += made
             if not (args.work or args.keep):
                 shutil.rmtree(work / "data", ignore_errors=True)
+        texts = [generate(work / "data", "text", size, args.files) for size in args.gcs_bytes]
+        cases += measure_gcs(texts, args.gristmill, args.memory_workers, args.gcs_runs, work)
     isolation_us = measure_isolation(args.isolation_batches) if args.isolation_batches else None
     search = measure_search(args.search_bytes) if args.search_bytes else {}
     results = report.Results(cases, isolation_us, search)

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,42 +14,10 @@ import pytest
 import gcs_emulator
 import jobs
 from gcs_emulator import Emulator
+from gcs_jobs import BUDGET, download, letters, out_of, shards, slow_job, start, upload
 from pipelines.cli import main
-from slow_job import STEP
 from transforms import gcs
 from transforms.gcs_store import GcsStore
-
-
-def upload(folder: Path, url: str) -> None:
-    """Puts all files of a folder below a URL."""
-    bucket, prefix = gcs.split_url(url)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            gcs.bucket(bucket).blob(f"{prefix}/{path.relative_to(folder)}").upload_from_filename(path)
-
-
-def download(url: str, folder: Path) -> Path:
-    """Copies all objects below a URL to a folder."""
-    store = GcsStore(url)
-    for name, _ in store.list(""):
-        found = store.get(name)
-        assert found is not None
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(found[0])
-    return folder
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in jobs.shards(folder)}
-
-
-def letters(folder: Path) -> list[dict[str, object]]:
-    """Returns the dead letters without what names the place of their sources."""
-    found = [dict(letter) for letter in jobs.dead_letters(folder)]
-    for letter in found:
-        letter["source"] = str(letter["source"]).rpartition("/")[2]
-        del letter["traceback"]
-    return found
 
 
 @pytest.fixture
@@ -74,19 +41,12 @@ def raw(emulator: Emulator, corpus: Path) -> str:
     return url
 
 
-def out_of(raw: str) -> str:
-    return raw.removesuffix("/raw") + "/out"
-
-
 def convert_both(corpus: Path, raw: str, tmp_path: Path, *options: str) -> tuple[Path, Path]:
     """Converts the same corpus here and there, and returns both outputs as folders."""
     out = out_of(raw)
     assert jobs.convert("--input", corpus, "--output", tmp_path / "local", *options) == 0
     assert jobs.convert("--input", f"{raw}/", "--output", out, *options) == 0
     return tmp_path / "local", download(out, tmp_path / "remote")
-
-
-BUDGET = ("--set", "dead_letters.max_fraction=0.5")
 
 
 def test_the_shards_are_those_of_a_local_job(corpus: Path, raw: str, tmp_path: Path) -> None:
@@ -204,24 +164,6 @@ def test_append_and_replay(emulator: Emulator, tmp_path: Path) -> None:
     assert sorted(jobs.records(found)) == expected
     assert manifest["num_records"] == 900
     assert jobs.dead_letters(found) == []
-
-
-def start(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*jobs.GRISTMILL, *arguments],
-        cwd=folder,
-        env=jobs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def slow_job(tmp_path: Path, raw: str, out: str, workers: int = 0) -> list[str]:
-    (tmp_path / "slow_step.py").write_text(STEP.format(secs=0.001))
-    steps = ["--step", "slow_step:slow", "--shards", "12", "--workers", str(workers), *BUDGET]
-    return ["convert", "--input", f"{raw}/*", "--output", out, *steps]
 
 
 def generations(out: str) -> dict[str, object]:

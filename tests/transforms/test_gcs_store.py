@@ -61,6 +61,16 @@ class TestLostAnswers:
         assert store.delete("x") is False  # Perhaps ours, perhaps somebody else's.
         assert store.size("x") is None
 
+    def test_an_answer_that_breaks_off_is_asked_for_again(self, emulator: Emulator, store: GcsStore) -> None:
+        emulator.fail("GET /download", gcs_emulator.cut_answer, gcs_emulator.cut_answer)
+        assert store.get("none") is None  # Why it is not there is an answer too.
+        assert emulator.left() == 0
+        store.put("x", b"data" * 1000)
+        emulator.fail("GET /download", gcs_emulator.cut_answer, gcs_emulator.cut_answer)
+        with store.local_copy("x") as path:
+            assert Path(path).read_bytes() == b"data" * 1000
+        assert emulator.left() == 0
+
     def test_a_copy_is_repeated_and_costs_no_second_one(self, emulator: Emulator, store: GcsStore) -> None:
         store.put("part", b"records")
         emulator.fail("rewriteTo", gcs_emulator.lose_answer)

@@ -6,8 +6,10 @@ the service cannot keep up it gets fewer calls at a time.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +34,8 @@ class HttpStep:
     """A step that calls a service; override `request` and `result`.
 
     `${NAME}` in the URL and in header values stands for the environment variable of that name. Its value is looked
-    up where the step runs, and appears in no config, plan, report or dead letter.
+    up where the step runs, and appears in no config, plan, report or dead letter. A credential that stands there
+    itself is refused with the config.
 
     Args:
         url: Of the service, beginning with http:// or https://.
@@ -70,7 +73,7 @@ class HttpStep:
         self._url = _check_url(_fill_in("url", url, secrets))
         self._method = method
         self._headers = {name: _fill_in(f"header {name}", value, secrets) for name, value in (headers or {}).items()}
-        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._secrets = sorted(_as_sent(secrets, httpx.URL(self._url)), key=len, reverse=True)
         self._limit = AdaptiveLimit(f"{type(self).__name__} on {httpx.URL(self._url).host}", max_in_flight)
         bounds = CallBounds(timeout_secs, max_response_bytes, max_in_flight)
         self._client = HttpClient(bounds, self._without_secrets)
@@ -164,6 +167,13 @@ class Post(HttpStep):
         **parameters: Any,
     ) -> None:
         super().__init__(url, headers={"content-type": content_type, **(headers or {})}, **parameters)
+
+
+def _as_sent(secrets: set[str], url: httpx.URL) -> set[str]:
+    """Returns secrets in each form in which a service may send them back: plain, quoted, as basic credentials."""
+    quoted = {quote(secret) for secret in secrets for quote in (urllib.parse.quote, urllib.parse.quote_plus)}
+    basic = {base64.b64encode(url.userinfo).decode(), url.userinfo.decode()} if url.userinfo else set()
+    return secrets | quoted | basic
 
 
 def _check_number(name: str, value: Any, least: int, types: tuple[type, ...] = (int,)) -> None:
