@@ -153,10 +153,19 @@ def test_value_that_is_let_through_is_one_for_convert(name: str, value: str, mon
 def test_parameters_and_options_become_this_command() -> None:
     given = {
         "input": '["gs://b1/a b/*", "gs://b2/[0-9]"]',
-        **{"config": "configs/tfrecord.yaml", "format": "tfrecord", "name": "c4", "split": "validation"},
-        **{"shards": "match,256MiB", "limit": "5", "append": "true", "overwrite": "false", "resume_anyway": ""},
+        "config": "configs/tfrecord.yaml",
+        "format": "tfrecord",
+        "name": "c4",
+        "split": "validation",
+        "shards": "match,256MiB",
+        "limit": "5",
+        "append": "true",
+        "overwrite": "false",
+        "resume_anyway": "",
         "step": '["my_steps:clean,text=a b", "example.check"]',
-        **{"set": "write.group_size=1", "disk_size_gb": "100", "number_of_worker_harness_threads": "1"},
+        "set": "write.group_size=1",
+        "disk_size_gb": "100",
+        "number_of_worker_harness_threads": "1",
     }
     assert flex_template.to_arguments([*flags(**given), *JOB], no_fetch) == [
         *("convert", "--input=gs://b1/a b/*", "--input=gs://b2/[0-9]"),
@@ -236,4 +245,6 @@ def test_config_and_lists_in_the_bucket_are_fetched(emulator: Emulator, monkeypa
 def test_config_that_cannot_be_fetched_is_named(emulator: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"{emulator.new_bucket()}/mine.yaml"
     assert flex_template.main([*flags(config=url), *JOB]) == 2
-    assert capsys.readouterr().err.startswith(f"gristmill template: {url}: HTTP 404: ")
+    message = capsys.readouterr().err
+    assert message.startswith(f"gristmill template: {url}: ")
+    assert "404" in message

@@ -296,7 +296,7 @@ def test_command_line_wins_over_env_file_and_env_file_over_environment(checkout:
 # Values that a shell or make would run.
 
 NASTY = (
-    "gs://b/a b's \"c\";touch pwned-1;'\";touch pwned-2;\"'`touch pwned-3`$(touch pwned-4)$(shell touch pwned-5)"
+    'gs://b/a b\'s "c";touch pwned-1;\'";touch pwned-2;"\'`touch pwned-3`$(touch pwned-4)$(shell touch pwned-5)'
     "${HOME}$HOME $$ |touch pwned-6& >pwned-7 \\ # * ? [a-z] ~ ! é,="
 )
 TEXTS = ["PROJECT", "REGION", "MACHINE_TYPE", "SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK", "JOB_NAME"]
@@ -304,7 +304,7 @@ TEXTS = ["PROJECT", "REGION", "MACHINE_TYPE", "SERVICE_ACCOUNT", "NETWORK", "SUB
 
 @pytest.mark.parametrize("target", COMMANDS)
 def test_no_value_is_run_or_changed(target: str, checkout: Checkout) -> None:
-    settings = {name: NASTY for name in ("INPUT", "OUTPUT", "BUCKET", "IMAGE", "TEMPLATE", *TEXTS)}
+    settings = dict.fromkeys(("INPUT", "OUTPUT", "BUCKET", "IMAGE", "TEMPLATE", *TEXTS), NASTY)
     settings |= {"PRIVATE": NASTY, "DETACH": NASTY}
     before = checkout.files()
     for done in (
