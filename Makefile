@@ -136,7 +136,7 @@ print(shlex.join(command), flush=True)
 os.execvp(command[0], command)
 endef
 export RUN_WITH_FLAGS
-RUN = $(PYTHON) -c "$$RUN_WITH_FLAGS"
+RUN = $(PYTHON) -S -c "$$RUN_WITH_FLAGS"
 GRISTMILL = $(RUN) $(BIN)gristmill
 
 convert-local: need-INPUT need-OUTPUT venv ## convert on this machine: INPUT='raw/*' OUTPUT=out [CONFIG=...] [FLAGS=...]
@@ -175,7 +175,7 @@ ON_DATAFLOW = --runner=DataflowRunner "--project=$$PROJECT" "--region=$$REGION" 
 	$${SUBNETWORK:+"--subnetwork=$$SUBNETWORK"} \
 	$(if $(call is_on,PRIVATE),--no_use_public_ips) \
 	"$$@" \
-	$${IMAGE:+"--sdk_container_image=$$IMAGE"} $${IMAGE:+--sdk_location=container} \
+	$${IMAGE:+"--sdk_container_image=$$IMAGE"} \
 	$${JOB_NAME:+"--job_name=$$JOB_NAME"} \
 	$(if $(call is_on,DETACH),--detach)
 
@@ -199,7 +199,7 @@ dataflow-status: need-OUTPUT venv ## how far the job of OUTPUT=gs://... is [FLAG
 	@$(GRISTMILL) status "$$OUTPUT"
 
 dataflow-cancel: need-OUTPUT venv ## cancel the job that writes to OUTPUT=gs://...; the same convert resumes it
-	@$(GRISTMILL) cancel "$$OUTPUT" $${PROJECT:+"--project=$$PROJECT"} $${REGION:+"--region=$$REGION"}
+	@$(GRISTMILL) cancel "$$OUTPUT"
 
 # The image gets the versions that the submitting environment has, where there is one; else those in the Dockerfile.
 define PRINT_VERSIONS

@@ -81,7 +81,7 @@ def to_arguments(flags: Sequence[str], fetch: Fetch) -> list[str]:
         arguments.append(f"--{name}={fetch(value) if is_remote else value}")
     arguments += [f"--{name.replace('_', '-')}" for name in SWITCHES if given[name] == "true"]
     arguments += [f"--{name}={given[name]}" for name in BEAM_OPTIONS if given[name]]
-    return [*arguments, "--sdk_location=container", *_options_of_job(rest), "--detach"]
+    return [*arguments, *_options_of_job(rest), "--detach"]
 
 
 def _fetch_list(value: str, fetch: Fetch) -> str:

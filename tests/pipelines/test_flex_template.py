@@ -173,7 +173,7 @@ def test_parameters_and_options_become_this_command() -> None:
         *("--output=gs://my-bucket/corpus", "--config=configs/tfrecord.yaml", "--format=tfrecord", "--name=c4"),
         *("--split=validation", "--shards=match,256MiB", "--limit=5", "--append"),
         *(f"--sdk_container_image={REQUIRED['sdk_container_image']}", "--disk_size_gb=100"),
-        *("--number_of_worker_harness_threads=1", "--sdk_location=container"),
+        "--number_of_worker_harness_threads=1",
         *(*JOB, "--detach"),
     ]
 

@@ -214,7 +214,7 @@ def test_every_option_reaches_the_job(checkout: Checkout) -> None:
         "--number_of_worker_harness_threads=1",
         *("--service_account_email=worker@my-project.iam.gserviceaccount.com", "--network=my-net"),
         *("--subnetwork=regions/r/my-subnet", "--no_use_public_ips", "--labels=team=a", "--labels=job=b"),
-        *("--sdk_container_image=my/image:1", "--sdk_location=container", "--job_name=my-job", "--detach"),
+        *("--sdk_container_image=my/image:1", "--job_name=my-job", "--detach"),
         *("--limit", "5"),
     ]
     for target in ("dataflow-convert", *(f"dataflow-{name}" for name in CONFIGS), "dataflow-replay", "dataflow-verify"):
@@ -245,12 +245,6 @@ def test_switch_can_be_off(value: str, checkout: Checkout) -> None:
     settings, calls = COMMANDS["dataflow-convert"]
     assert checkout.make("dataflow-convert", *settings, f"PRIVATE={value}", f"DETACH={value}").returncode == 0
     assert checkout.calls() == calls
-
-
-def test_cancel_tells_where_the_job_is(checkout: Checkout) -> None:
-    assert checkout.make("dataflow-cancel", *PATHS, *PLACE).returncode == 0
-    place = ["--project=my-project", "--region=us-central1"]
-    assert checkout.calls() == [["gristmill", "cancel", "gs://my-bucket/corpus", *place]]
 
 
 @pytest.mark.parametrize("bucket", ["my-bucket", "gs://my-bucket", "gs://my-bucket/"])
