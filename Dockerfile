@@ -34,13 +34,16 @@ RUN pip install --no-cache-dir --no-deps --force-reinstall . \
     && pip check \
     && gristmill --version
 
-# Where a launched template runs: it finds configs and steps by relative paths. A script of its own starts it, because
-# Python puts the script's folder first on its path, and modules of pipelines/ have the names of Python's own.
-WORKDIR /template
-COPY configs/ configs/
+# A script in a folder of its own starts a launched template: Python puts that folder first on its path, and modules of
+# pipelines/ have the names of Python's own.
+WORKDIR /opt/launcher
 RUN printf '%s\n' 'import sys' '' 'from pipelines.flex_template import main' '' \
     'if __name__ == "__main__":' '    sys.exit(main())' > main.py
-ENV FLEX_TEMPLATE_PYTHON_PY_FILE=/template/main.py
+ENV FLEX_TEMPLATE_PYTHON_PY_FILE=/opt/launcher/main.py
+
+# Where it runs: it finds configs and steps by relative paths.
+WORKDIR /template
+COPY configs/ configs/
 
 # Workers start Beam's boot program, which needs root: it makes folders and an environment. The service that launches
 # templates starts the launcher by its path.

@@ -131,10 +131,15 @@ def test_launcher_is_where_the_service_looks_for_it() -> None:
     assert f"--from=launcher {launcher} {launcher}" in instructions("COPY")
 
 
+def test_launcher_finds_configs_where_it_runs() -> None:
+    assert DOCKERFILE.partition("WORKDIR /template\n")[2].startswith("COPY configs/ configs/\n")
+    assert instructions("WORKDIR")[-1] == "/template"
+
+
 def test_script_of_the_launcher_starts_the_template(tmp_path: Path) -> None:
     [script] = [run for run in instructions("RUN") if run.startswith("printf")]
-    assert instructions("ENV") == ["FLEX_TEMPLATE_PYTHON_PY_FILE=/template/main.py"]
-    assert instructions("WORKDIR")[-1] == "/template"
+    assert "\nWORKDIR /opt/launcher\nRUN printf" in DOCKERFILE
+    assert instructions("ENV") == ["FLEX_TEMPLATE_PYTHON_PY_FILE=/opt/launcher/main.py"]
     subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(tmp_path / "main.py"), "--input=gs://b/raw/*"]
