@@ -8,8 +8,18 @@ SHELL := /bin/sh
 -include .env
 export $(shell sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\) *[:?]*=.*/\1/p' .env 2>/dev/null)
 
-PYTHON ?= python3
 CONFIG ?= configs/tfrecord.yaml
+# What users set. Recipes take it from the environment, "$$INPUT", so that the shell never reads the value itself; and
+# values of the command line and the environment stand as they are: make would run $(shell ...) in them.
+SETTINGS := CONFIG INPUT OUTPUT FLAGS PROJECT REGION BUCKET MACHINE_TYPE DISK_SIZE_GB MAX_WORKERS NUM_WORKERS THREADS \
+	SERVICE_ACCOUNT NETWORK SUBNETWORK PRIVATE LABELS JOB_NAME DETACH IMAGE TEMPLATE
+export $(SETTINGS)
+$(foreach name,$(SETTINGS),$(if $(filter command environment,$(firstword $(origin $(name)))), \
+	$(eval override $(name) := $$(value $(name)))))
+
+export GOALS := $(MAKECMDGOALS)
+
+PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin/
 READY := $(VENV)/.installed
@@ -19,22 +29,28 @@ SOURCES := pipelines transforms tests setup.py
 DEMO := demo-output
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
+CONFIGS := $(filter-out configs/reference.yaml,$(sort $(wildcard configs/*.yaml)))
+CONFIG_TARGETS := $(CONFIGS:configs/%.yaml=dataflow-%)
+
 .PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk torture demo bench \
-	convert-local dry-run replay-local verify-local build clean
+	convert-local dry-run replay-local verify-local dataflow-convert $(CONFIG_TARGETS) dataflow-replay dataflow-verify \
+	dataflow-status dataflow-cancel dataflow-image dataflow-template dataflow-run-template build clean
 
 help: ## print this list
 	@echo "usage: make TARGET [NAME=value ...]"
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while IFS='	' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\|$$(CONFIG_TARGETS)\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while IFS='	' read -r names text; do \
+			test "$$names" != '$$(CONFIG_TARGETS)' || names='$(CONFIG_TARGETS)'; \
+			for name in $$names; do printf '  %-21s %s\n' "$$name" "$$text"; done; done
 
 venv: $(READY) ## create .venv with Gristmill and all that its development needs
 
 $(READY): setup.py pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); install Python 3.11, 3.12 or 3.13," \
-		"or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+		"or name one: make PYTHON=/path/to/python3.12 $$GOALS" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "make: Gristmill needs Python 3.11 or newer, $(PYTHON) is `$(PYTHON) -V 2>&1`;" \
-		"name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+		"name another: make PYTHON=python3.12 $$GOALS" >&2; exit 1; }
 	@echo "installing into $(VENV), which takes some minutes the first time"
 	@test -x $(BIN)python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create environments;" \
 		"on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
@@ -107,20 +123,136 @@ $(SDK_READY): setup.py
 # Before anything is installed: a missing variable is named with an example.
 EXAMPLE := INPUT='raw/*.tfrecord' OUTPUT=out/mine
 need-%:
-	@test -n "$($*)" || { echo "make: $* is missing; for example: make $(MAKECMDGOALS) $(EXAMPLE)" >&2; exit 2; }
+	@test -n "$$$*" || { echo "make: $* is missing; for example: make $$GOALS $(EXAMPLE)" >&2; exit 2; }
+
+# Prints and runs a command with the words of FLAGS behind its own: split and unquoted as a shell does, but never run.
+define RUN_WITH_FLAGS
+import os, shlex, sys
+try:
+    command = sys.argv[1:] + shlex.split(os.environ.get("FLAGS", ""))
+except ValueError as error:
+    sys.exit(f"make: FLAGS cannot be split into words: {error}")
+print(shlex.join(command), flush=True)
+os.execvp(command[0], command)
+endef
+export RUN_WITH_FLAGS
+RUN = $(PYTHON) -S -c "$$RUN_WITH_FLAGS"
+GRISTMILL = $(RUN) $(BIN)gristmill
 
 convert-local: need-INPUT need-OUTPUT venv ## convert on this machine: INPUT='raw/*' OUTPUT=out [CONFIG=...] [FLAGS=...]
-	$(BIN)gristmill convert --config '$(CONFIG)' --input '$(INPUT)' --output '$(OUTPUT)' $(FLAGS)
+	@$(GRISTMILL) convert --config "$$CONFIG" --input "$$INPUT" --output "$$OUTPUT"
 
 dry-run: need-INPUT need-OUTPUT venv ## print the plan, write nothing: INPUT=... OUTPUT=... [CONFIG=...] [FLAGS=...]
-	$(BIN)gristmill convert --config '$(CONFIG)' --input '$(INPUT)' --output '$(OUTPUT)' --dry-run $(FLAGS)
+	@$(GRISTMILL) convert --config "$$CONFIG" --input "$$INPUT" --output "$$OUTPUT" --dry-run
 
 replay-local verify-local: EXAMPLE := OUTPUT=out/mine
 replay-local: need-OUTPUT venv ## run the dead letters of OUTPUT=... again [FLAGS=...]
-	$(BIN)gristmill replay '$(OUTPUT)' $(FLAGS)
+	@$(GRISTMILL) replay "$$OUTPUT"
 
-verify-local: need-OUTPUT venv ## read every record of OUTPUT=... back and recount
-	$(BIN)gristmill verify '$(OUTPUT)'
+verify-local: need-OUTPUT venv ## read every record of OUTPUT=... back and recount [FLAGS=...]
+	@$(GRISTMILL) verify "$$OUTPUT"
+
+# On Dataflow. What is derived from settings reaches the recipes through the environment, as they do.
+VERSION := $(shell sed -n 's/^ *version="\(.*\)",$$/\1/p' setup.py)
+export BUCKET_URL = gs://$(patsubst %/,%,$(patsubst gs://%,%,$(BUCKET)))
+export IMAGE_NAME = $(or $(IMAGE),$(REGION)-docker.pkg.dev/$(subst :,/,$(PROJECT))/gristmill/worker:$(VERSION))
+export TEMPLATE_URL = $(or $(TEMPLATE),$(BUCKET_URL)/gristmill/templates/gristmill-$(VERSION).json)
+is_on = $(filter-out 0 no false off,$($(1)))
+
+DATAFLOW_EXAMPLE := PROJECT=my-project REGION=us-central1 BUCKET=my-bucket
+NEED_DATAFLOW := need-PROJECT need-REGION need-BUCKET
+NEED_CONVERT := need-INPUT need-OUTPUT $(NEED_DATAFLOW)
+SPLIT_LABELS := set -f; for label in $$LABELS; do set -- "$$@" "--labels=$$label"; done;
+ON_DATAFLOW = --runner=DataflowRunner "--project=$$PROJECT" "--region=$$REGION" \
+	"--temp_location=$$BUCKET_URL/gristmill/temp" \
+	$${MACHINE_TYPE:+"--worker_machine_type=$$MACHINE_TYPE"} \
+	$${DISK_SIZE_GB:+"--disk_size_gb=$$DISK_SIZE_GB"} \
+	$${MAX_WORKERS:+"--max_num_workers=$$MAX_WORKERS"} \
+	$${NUM_WORKERS:+"--num_workers=$$NUM_WORKERS"} \
+	$${THREADS:+"--number_of_worker_harness_threads=$$THREADS"} \
+	$${SERVICE_ACCOUNT:+"--service_account_email=$$SERVICE_ACCOUNT"} \
+	$${NETWORK:+"--network=$$NETWORK"} \
+	$${SUBNETWORK:+"--subnetwork=$$SUBNETWORK"} \
+	$(if $(call is_on,PRIVATE),--no_use_public_ips) \
+	"$$@" \
+	$${IMAGE:+"--sdk_container_image=$$IMAGE"} \
+	$${JOB_NAME:+"--job_name=$$JOB_NAME"} \
+	$(if $(call is_on,DETACH),--detach)
+
+dataflow-convert $(CONFIG_TARGETS) dataflow-run-template: EXAMPLE := \
+	INPUT='gs://my-bucket/raw/*' OUTPUT=gs://my-bucket/corpus $(DATAFLOW_EXAMPLE)
+dataflow-convert: $(NEED_CONVERT) venv ## convert on Dataflow: INPUT=gs://... OUTPUT=gs://... [CONFIG=...]
+	@$(SPLIT_LABELS) $(GRISTMILL) convert --config "$$CONFIG" --input "$$INPUT" --output "$$OUTPUT" $(ON_DATAFLOW)
+
+$(CONFIG_TARGETS): dataflow-%: $(NEED_CONVERT) venv ## the same with the config of this name
+	@$(SPLIT_LABELS) $(GRISTMILL) convert --config 'configs/$*.yaml' --input "$$INPUT" --output "$$OUTPUT" $(ON_DATAFLOW)
+
+dataflow-replay dataflow-verify: EXAMPLE := OUTPUT=gs://my-bucket/corpus $(DATAFLOW_EXAMPLE)
+dataflow-replay: need-OUTPUT $(NEED_DATAFLOW) venv ## run the dead letters of OUTPUT=gs://... again on Dataflow
+	@$(SPLIT_LABELS) $(GRISTMILL) replay "$$OUTPUT" $(ON_DATAFLOW)
+
+dataflow-verify: need-OUTPUT $(NEED_DATAFLOW) venv ## read every record of OUTPUT=gs://... back on Dataflow and recount
+	@$(SPLIT_LABELS) $(GRISTMILL) verify "$$OUTPUT" $(ON_DATAFLOW)
+
+dataflow-status dataflow-cancel: EXAMPLE := OUTPUT=gs://my-bucket/corpus
+dataflow-status: need-OUTPUT venv ## how far the job of OUTPUT=gs://... is [FLAGS=--json]
+	@$(GRISTMILL) status "$$OUTPUT"
+
+dataflow-cancel: need-OUTPUT venv ## cancel the job that writes to OUTPUT=gs://...; the same convert resumes it
+	@$(GRISTMILL) cancel "$$OUTPUT"
+
+# The image gets the versions that the submitting environment has, where there is one; else those in the Dockerfile.
+define PRINT_VERSIONS
+import sys
+from importlib.metadata import version
+print("PYTHON_VERSION=%d.%d" % sys.version_info[:2])
+print("BEAM_VERSION=" + version("apache-beam"))
+print("ARRAY_RECORD_VERSION=" + version("array-record"))
+endef
+export PRINT_VERSIONS
+dataflow-image: EXAMPLE := PROJECT=my-project REGION=us-central1
+dataflow-image: $(if $(IMAGE),,need-PROJECT need-REGION) ## build the workers' image and push it, with docker or gcloud
+	@versions=$$($(BIN)python -c "$$PRINT_VERSIONS" 2>/dev/null); substitutions=_IMAGE=$$IMAGE_NAME; \
+	for version in $$versions; do \
+		set -- "$$@" "--build-arg=$$version"; substitutions=$$substitutions,_$$version; done; \
+	if docker info >/dev/null 2>&1; then \
+		$(RUN) docker build --platform=linux/amd64 "--tag=$$IMAGE_NAME" "$$@" . \
+			&& FLAGS= $(RUN) docker push "$$IMAGE_NAME"; \
+	elif command -v gcloud >/dev/null; then \
+		$(RUN) gcloud builds submit --config=cloudbuild.yaml $${PROJECT:+"--project=$$PROJECT"} \
+			"--substitutions=$$substitutions" .; \
+	else \
+		echo "make: an image is built with docker or gcloud; neither can be used here: start Docker, or install the" \
+			"Google Cloud CLI, https://cloud.google.com/sdk/docs/install" >&2; exit 2; \
+	fi
+	@echo "now name it: make dataflow-convert IMAGE=$$IMAGE_NAME ..."
+
+NEED_GCLOUD := command -v gcloud >/dev/null || { echo "make: there is no gcloud; install the Google Cloud CLI," \
+	"https://cloud.google.com/sdk/docs/install" >&2; exit 2; };
+dataflow-template: EXAMPLE := $(DATAFLOW_EXAMPLE)
+dataflow-template: $(NEED_DATAFLOW) ## write the Flex template of the image to TEMPLATE=gs://... (default: in BUCKET)
+	@$(NEED_GCLOUD) $(RUN) gcloud dataflow flex-template build "$$TEMPLATE_URL" "--image=$$IMAGE_NAME" \
+		--sdk-language=PYTHON --metadata-file=pipelines/flex_template.json "--project=$$PROJECT"
+
+# gcloud splits what --parameters is given at commas, or at what stands between two ^ in front.
+PARAMETER := --parameters=^:::^
+dataflow-run-template: $(NEED_CONVERT) ## run the Flex template: INPUT=gs://... OUTPUT=gs://...
+	@$(NEED_GCLOUD) set -f; labels=$$(set -- $$LABELS; IFS=,; printf %s "$$*"); \
+	$(RUN) gcloud dataflow flex-template run "$${JOB_NAME:-gristmill-$$(date +%Y%m%d-%H%M%S)}" \
+		"--template-file-gcs-location=$$TEMPLATE_URL" "--project=$$PROJECT" "--region=$$REGION" \
+		"--temp-location=$$BUCKET_URL/gristmill/temp" "--staging-location=$$BUCKET_URL/gristmill/staging" \
+		"$(PARAMETER)input=$$INPUT" "$(PARAMETER)output=$$OUTPUT" "$(PARAMETER)config=$$CONFIG" \
+		"$(PARAMETER)sdk_container_image=$$IMAGE_NAME" \
+		$${DISK_SIZE_GB:+"$(PARAMETER)disk_size_gb=$$DISK_SIZE_GB"} \
+		$${THREADS:+"$(PARAMETER)number_of_worker_harness_threads=$$THREADS"} \
+		$${MACHINE_TYPE:+"--worker-machine-type=$$MACHINE_TYPE"} \
+		$${MAX_WORKERS:+"--max-workers=$$MAX_WORKERS"} \
+		$${NUM_WORKERS:+"--num-workers=$$NUM_WORKERS"} \
+		$${SERVICE_ACCOUNT:+"--service-account-email=$$SERVICE_ACCOUNT"} \
+		$${NETWORK:+"--network=$$NETWORK"} \
+		$${SUBNETWORK:+"--subnetwork=$$SUBNETWORK"} \
+		$(if $(call is_on,PRIVATE),--disable-public-ips) \
+		$${labels:+"--additional-user-labels=$$labels"}
 
 build: venv ## build the source distribution, dist/gristmill-*.tar.gz
 	$(BIN)python -m build --sdist

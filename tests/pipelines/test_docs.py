@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CONFIG_TARGETS = {f"dataflow-{path.stem}" for path in CONFIGS if path.stem != "reference"}
 EXAMPLES = {"source.patterns", "steps", "write.output"}  # Keys that reference.yaml shows by example.
 
 
@@ -277,8 +278,8 @@ def run_make(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[st
 
 
 def make_targets() -> set[str]:
-    """The targets with a text, as the Makefile has them."""
-    return set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+    """The targets with a text, as the Makefile has them, with one for each config that is ready to run."""
+    return set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)) | CONFIG_TARGETS
 
 
 def test_make_prints_every_target() -> None:
@@ -291,7 +292,8 @@ def test_make_prints_every_target() -> None:
 def test_every_target_has_a_text_and_is_phony() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE.replace("\\\n", " "), re.MULTILINE)
     assert phony is not None
-    assert set(phony[1].split()) == make_targets()
+    targets = phony[1].replace("$(CONFIG_TARGETS)", " ".join(CONFIG_TARGETS)).split()
+    assert set(targets) == make_targets()
 
 
 def test_make_targets_named_in_readme_exist() -> None:
@@ -350,7 +352,7 @@ def test_modules_named_in_readme_exist() -> None:
 
 
 def test_sdist_holds_both_packages_readme_and_configs(tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "demo-output")
+    ignored = shutil.ignore_patterns(".git", ".venv*", "*.egg-info", "__pycache__", "build", "dist", "demo-output")
     shutil.copytree(ROOT, tmp_path / "source", ignore=ignored)
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path / "source", check=True, capture_output=True)
@@ -363,5 +365,6 @@ def test_sdist_holds_both_packages_readme_and_configs(tmp_path: Path) -> None:
         for path in (ROOT / package).rglob("*.py")
     }
     documents = {"README.md", "LICENSE", "setup.py", "pyproject.toml", *(f"configs/{path.name}" for path in CONFIGS)}
-    assert sources | documents <= names
+    of_image = {"Makefile", "Dockerfile", ".dockerignore", "cloudbuild.yaml", "pipelines/flex_template.json"}
+    assert sources | documents | of_image <= names
     assert [name for name in names if name.startswith("tests")] == []
