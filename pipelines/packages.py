@@ -119,7 +119,7 @@ def _import_named(name: str, folder: str) -> None:
 def _local_modules(folder: str) -> Iterator[Path]:
     """Yields the files and folders of loaded modules that lie right in a folder."""
     for name, module in list(sys.modules.items()):
-        if "." not in name and name not in (*_OURS, "__main__", "setup"):
+        if "." not in name and name not in (*_OURS, "__main__", "__mp_main__", "setup"):
             place = _place(module, folder)
             if place is not None:
                 yield place

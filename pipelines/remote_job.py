@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -156,7 +157,7 @@ def run_remote(store: Store, spec: JobSpec, flags: list[str], lock: JobLock, *, 
     except BaseException:
         lock.hand_over(None)
         raise
-    job["id"] = _job_id(result)
+    job["id"] = _job_id(result) or _launched_id(flags)
     lock.hand_over(job)
     _LOGGER.info("submitted %s job %s %s", job["runner"], job["name"], job["id"] or "")
     if detach:
@@ -183,6 +184,12 @@ def _describe(flags: list[str]) -> dict[str, Any]:
     if dataflow.is_dataflow(flags):
         return dataflow.describe_job(flags)
     return {"runner": local_runner.runner_name(flags), "name": flag_value(flags, "job_name") or "gristmill"}
+
+
+def _launched_id(flags: list[str]) -> str | None:
+    """Returns the number that the job of a template gets: its launcher is told where to write the job, by number."""
+    found = re.search(r"/template_launches/([^/]+)/", flag_value(flags, "template_location") or "")
+    return found[1] if found else None
 
 
 def _job_id(result: Any) -> str | None:
