@@ -69,7 +69,7 @@ class Gathering:
 
 
 def make_ledger(shard: Shard, spec: JobSpec, sizes: np.ndarray, record_bytes: float, *, every_file: bool) -> Ledger:
-    """Returns a shard's ledger without losses, with a row for every file or with one for all whole files between."""
+    """Returns a shard's ledger without losses, with a row for every file or for three of them at most."""
     rows = [_row(index, shard, sizes, record_bytes) for index in _rows_of(shard, every_file=every_file)]
     key = spec.shard_key(shard.task.shard)
     records = sum(row.written for row in rows)
@@ -100,7 +100,6 @@ def measure_gathering(shards: list[Shard], spec: JobSpec, sizes: np.ndarray, rec
     decoded, decode_secs = _timed(lambda: coder.decode(data))
     books, add_secs = _timed(lambda: add_up(decoded))
     assert not books.apart
-    del infos, gathered, decoded
     ledgers = _measure_ledgers(shards, spec, sizes, record_bytes)
     cpu_secs = 2 * (gather_secs + encode_secs + decode_secs) + _TIMES_ADDED * add_secs
     return Gathering(cpu_secs, len(data), _memory_of(lambda: coder.decode(data)), *ledgers)

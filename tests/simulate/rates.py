@@ -7,7 +7,7 @@ import dataclasses
 from simulate.flags import assumed
 
 CLASSES = {"insert": "A", "copy": "A", "list": "A", "get": "B", "look": "B", "miss": "", "delete": ""}
-"""Classes of operations of standard storage. Deletions, and answers of 4xx, are free; an upload session is one insert."""
+"""Classes of operations of standard storage. Deletions and answers of 4xx are free; an upload session is one insert."""
 
 
 @dataclasses.dataclass(frozen=True)

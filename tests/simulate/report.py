@@ -50,8 +50,8 @@ def describe_corpus(corpus: Corpus, sizes: np.ndarray) -> str:
     """Returns how many files there are, and how large."""
     giants = int((sizes >= 100e9).sum())
     return (
-        f"{corpus.files:,} files, {amount(float(sizes.sum()))} (seed {corpus.seed}): median {amount(float(np.median(sizes)))}, "
-        f"mean {amount(float(sizes.mean()))}, largest {amount(float(sizes.max()))}, {giants} of 100 GB or more"
+        f"{corpus.files:,} files, {amount(float(sizes.sum()))} (seed {corpus.seed}): "
+        f"median {amount(float(np.median(sizes)))}, mean {amount(float(sizes.mean()))}, largest {amount(float(sizes.max()))}, {giants} of 100 GB or more"
     )
 
 
@@ -72,7 +72,8 @@ def planning(all_facts: list[dict[str, Any]]) -> str:
         (
             f"{facts['files']:,}", f"{facts['list_secs']:.1f}", f"{facts['cut_secs']:.1f}",
             f"{facts['peak_bytes'] / 1e6:.0f}", f"{facts['start_bytes'] / 1e6:.0f}",
-            amount(facts["inputs_bytes"]), amount(facts["plan_bytes"]), f"{facts['graph_bytes']:,}", f"{facts['shards']:,}",
+            amount(facts["inputs_bytes"]), amount(facts["plan_bytes"]),
+            f"{facts['graph_bytes']:,}", f"{facts['shards']:,}",
         )
         for facts in all_facts
     ))  # fmt: skip

@@ -140,7 +140,7 @@ def show(args: argparse.Namespace, corpus: Corpus, all_facts: list[dict[str, Any
 
 
 def hand_out(spec: JobSpec, workers: int) -> tuple[dict[int, list[int]], float]:
-    """Returns the orders in which shards are handed out, for runners that balance (1) and that deal (0), and its CPU."""
+    """Returns the orders of shards for runners that balance (1) and that deal (0), and the CPU of the latter."""
     orders = {1: [shard for shard, _ in list_shards(spec, 1)]}
     started = time.process_time()
     orders[0] = [shard for shard, _ in list_shards(spec, workers)]

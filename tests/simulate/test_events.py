@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -79,7 +80,7 @@ def test_every_shard_is_done_exactly_once_whatever_the_fleet_suffers(dealt: bool
     assert outcome.num_repeated == sum(1 for attempt in outcome.attempts if not attempt.done) > 0
     for number, worker in enumerate(fleet):
         own = [attempt for attempt in outcome.attempts if attempt.worker == number]
-        assert all(before.ended <= after.started for before, after in zip(own, own[1:], strict=False))
+        assert all(before.ended <= after.started for before, after in itertools.pairwise(own))
         assert all(worker.ready_at <= one.started and one.ended <= worker.lost_at for one in own)
 
 
