@@ -49,9 +49,10 @@ def span(secs: float) -> str:
 def describe_corpus(corpus: Corpus, sizes: np.ndarray) -> str:
     """Returns how many files there are, and how large."""
     giants = int((sizes >= 100e9).sum())
+    median, mean, largest = (amount(float(one)) for one in (np.median(sizes), sizes.mean(), sizes.max()))
     return (
         f"{corpus.files:,} files, {amount(float(sizes.sum()))} (seed {corpus.seed}): "
-        f"median {amount(float(np.median(sizes)))}, mean {amount(float(sizes.mean()))}, largest {amount(float(sizes.max()))}, {giants} of 100 GB or more"
+        f"median {median}, mean {mean}, largest {largest}, {giants} of 100 GB or more"
     )
 
 
