@@ -14,6 +14,7 @@ from typing import Any
 import requests
 import urllib3
 from google.auth.credentials import AnonymousCredentials
+from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
@@ -82,6 +83,7 @@ class CorpusAdapter(HTTPAdapter):
 
 def make_client(adapter: CorpusAdapter) -> Client:
     """Returns a client of the real library whose requests the adapter answers."""
-    session = requests.Session()
+    credentials = AnonymousCredentials()
+    session = AuthorizedSession(credentials)
     session.mount("https://", adapter)
-    return Client(project="none", credentials=AnonymousCredentials(), _http=session)
+    return Client(project="none", credentials=credentials, _http=session)

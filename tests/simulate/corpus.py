@@ -30,7 +30,7 @@ class Corpus:
 
     Attributes:
         files: Files.
-        num_bytes: Bytes of all of them, to within one byte a file.
+        num_bytes: Bytes of all of them, nearly.
         seed: Decides every size.
         gzip: How many of 100 files have the name of a compressed one.
     """

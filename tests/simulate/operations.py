@@ -95,9 +95,9 @@ def _plan(job: Job) -> Iterator[Kind]:
 
 def _prepare() -> Iterator[Kind]:
     """The driver: looks that the output is free, and puts the plan there."""
-    yield "miss", "plan", 4  # Resumed? Planned? Planned still? Is there a generation?
+    yield "miss", "plan", 3  # Resumed? Planned? Planned still?
     yield "miss", "manifest", 3
-    yield "miss", "state", 2  # Report, names that are replaced.
+    yield "miss", "state", 3  # Report, names that are replaced, plan of a generation.
     yield "list", "output", 9
     yield "insert", "inputs", 1
     yield "insert", "plan", 1
@@ -156,8 +156,7 @@ def _finish(job: Job) -> Iterator[Kind]:
     yield "get", "ledger", count
     yield "get", "note", count
     yield "list", "output", pages_of(4 * count) + pages_of(count) + 1  # Everything; attempts; marks.
-    yield "miss", "plan", 1  # Is there a generation?
-    yield "miss", "state", 2  # Names that are replaced; an older log.
+    yield "miss", "state", 3  # Names that are replaced, plan of a generation, an older log.
     yield "insert", "manifest", 1
     yield "delete", "part", count
     yield "delete", "state", 2  # Names that are replaced, lock.
