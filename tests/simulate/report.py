@@ -60,8 +60,9 @@ def planning(all_facts: list[dict[str, Any]]) -> str:
     """Returns a row for each number of files that was planned."""
     header = (
         "files",
-        "list s",
-        "cut s",
+        "list CPU s",
+        "cut CPU s",
+        "wall s",
         "peak MB",
         "at start MB",
         "inputs.jsonl",
@@ -71,7 +72,7 @@ def planning(all_facts: list[dict[str, Any]]) -> str:
     )
     return table(header, (
         (
-            f"{facts['files']:,}", f"{facts['list_secs']:.1f}", f"{facts['cut_secs']:.1f}",
+            f"{facts['files']:,}", f"{facts['list_secs']:.1f}", f"{facts['cut_secs']:.1f}", f"{facts['wall_secs']:.0f}",
             f"{facts['peak_bytes'] / 1e6:.0f}", f"{facts['start_bytes'] / 1e6:.0f}",
             amount(facts["inputs_bytes"]), amount(facts["plan_bytes"]),
             f"{facts['graph_bytes']:,}", f"{facts['shards']:,}",
