@@ -32,7 +32,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 CONFIGS := $(filter-out configs/reference.yaml,$(sort $(wildcard configs/*.yaml)))
 CONFIG_TARGETS := $(CONFIGS:configs/%.yaml=dataflow-%)
 
-.PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk torture demo bench \
+.PHONY: help venv install format lint typecheck docs-check check test test-slow test-sdk torture demo bench simulate \
 	convert-local dry-run replay-local verify-local dataflow-convert $(CONFIG_TARGETS) dataflow-replay dataflow-verify \
 	dataflow-status dataflow-cancel dataflow-image dataflow-template dataflow-run-template build clean
 
@@ -112,6 +112,9 @@ bench: venv ## measure against a bare loop and the ArrayRecord Beam SDK (BENCH_F
 		else echo "no Python 3.11 with array-record-beam-sdk: the rows of the SDK are left out"; fi
 	$(VENV)/bin/python tests/bench/run.py \
 		`test -f $(SDK_READY) && echo "--sdk-python $(CURDIR)/$(SDK_VENV)/bin/python"` $(BENCH_FLAGS)
+
+simulate: venv ## plan 10 million files, simulate 1,000 workers, add up the cost (SIMULATE_FLAGS="--files 100000 ...")
+	$(BIN)python tests/simulate/run.py $(SIMULATE_FLAGS)
 
 # The SDK pins an array-record that has no wheel past Python 3.11, so it has an environment of its own.
 $(SDK_READY): setup.py

@@ -17,6 +17,9 @@ _SYSTEM_NAMES = {b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx"}
 _TEMPORARY_SUFFIXES = (b"~", b".tmp", b".temp", b".swp", b".crdownload", b".incomplete")
 ROWS_AT_ONCE = 10_000
 _quote = json.encoder.encode_basestring
+Row = tuple[bytes, int, int, str | None, str | None]
+"""(name, bytes, version, reason, error) of an input, as they stand in its line."""
+
 PENDING = "pending"
 """The reason of a listed URL whose folder has not been listed yet."""
 
@@ -94,9 +97,7 @@ def count_rows(table: sqlite3.Connection) -> int:
     return int(table.execute("SELECT count(*) FROM found").fetchone()[0])
 
 
-def rows_in_order(
-    table: sqlite3.Connection, *, may_repeat: bool
-) -> Iterator[tuple[bytes, int, int, str | None, str | None]]:
+def rows_in_order(table: sqlite3.Connection, *, may_repeat: bool) -> Iterator[Row]:
     """Yields the inputs in order, each file once: where it may have been found twice, `may_repeat`."""
     if not may_repeat:
         return table.execute(_IN_ORDER)

@@ -1,11 +1,13 @@
 """Lists the inputs once and streams them to inputs.jsonl, in order, whatever their number.
 
-Names, sizes and duplicates go through a temporary SQLite table, so ten million files cost no more memory than ten.
+A listing of URLs that comes in order goes straight to the file; all else goes through a temporary SQLite table, which
+sorts it and finds duplicates. So ten million files cost no more memory than ten.
 A name that came from a listing is literal from then on: nothing looks for `*` or `[` in it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fnmatch
@@ -24,6 +26,7 @@ from transforms.elements import Input, name_from_fields
 from transforms.input_table import (
     ROWS_AT_ONCE,
     Found,
+    Row,
     count_rows,
     fill,
     found_table,
@@ -36,6 +39,7 @@ from transforms.remote_inputs import SCHEME, ListingError, RemoteLister, pending
 from transforms.sources import MachineFaultError, explain_error
 
 _COMPRESSED = tuple(suffix.encode() for suffix in COMPRESSED_SUFFIXES)
+_decode = json.JSONDecoder().raw_decode
 
 
 class InputPatternError(ValueError):
@@ -267,14 +271,25 @@ def _nul_separated(file: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
+class _NotInOrderError(Exception):
+    """A listing did not come in the order of its names."""
+
+
+def _straight_rows(lister: _Lister, argument: str) -> Iterator[Row]:
+    """Yields what one URL lists, as it comes: in order, so that nothing needs to be kept."""
+    last = b""
+    for found in itertools.chain.from_iterable(lister.expand(argument)):
+        if found.name <= last:
+            raise _NotInOrderError
+        last = found.name
+        yield last, found.size, found.mtime_ns, found.reason, found.error
+
+
 def _find_all(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> None:
     """Lists everything into the table."""
-    try:
-        fill(table, (group for argument in arguments for group in lister.expand(argument)))
-        if lister.has_pending:
-            lister.remote.resolve(table)
-    except (ListingError, MachineFaultError) as error:
-        raise InputPatternError(f"input {error}") from error
+    fill(table, (group for argument in arguments for group in lister.expand(argument)))
+    if lister.has_pending:
+        lister.remote.resolve(table)
 
 
 def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be_gone: bool = False) -> Listing:
@@ -295,14 +310,32 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be
     excluded = os.fsencode(excluded_folder)
     if not SCHEME.match(excluded_folder):
         excluded = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), excluded))
-    lister = _Lister(excluded, may_be_gone=may_be_gone)
-    digest = hashlib.blake2b(digest_size=16)
-    num_inputs = total_bytes = compressed_bytes = 0
-    with found_table() as table, open(path, "wb") as out:
+    try:
+        if len(arguments) == 1 and SCHEME.match(arguments[0]):
+            with contextlib.suppress(_NotInOrderError):
+                lister = _Lister(excluded, may_be_gone=may_be_gone)
+                return _write_lines(path, _straight_rows(lister, arguments[0]), lister)
+        return _list_sorted(arguments, path, _Lister(excluded, may_be_gone=may_be_gone))
+    except (ListingError, MachineFaultError) as error:
+        raise InputPatternError(f"input {error}") from error
+
+
+def _list_sorted(arguments: list[str], path: str, lister: _Lister) -> Listing:
+    """Lists through a table on disk, which brings names into order and finds those of one file."""
+    with found_table() as table:
         _find_all(table, lister, arguments)
         num_found = count_rows(table)
         may_repeat = lister.may_repeat or len(arguments) > 1 or arguments[0].startswith("@")
-        for row in rows_in_order(table, may_repeat=may_repeat):
+        listing = _write_lines(path, rows_in_order(table, may_repeat=may_repeat), lister)
+    return dataclasses.replace(listing, num_duplicates=num_found - listing.num_inputs)
+
+
+def _write_lines(path: str, rows: Iterator[Row], lister: _Lister) -> Listing:
+    """Writes inputs.jsonl from rows in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    num_inputs = total_bytes = compressed_bytes = 0
+    with open(path, "wb") as out:
+        for row in rows:
             line = to_line(*row)
             out.write(line)
             digest.update(line)
@@ -310,7 +343,7 @@ def list_inputs(arguments: list[str], path: str, excluded_folder: str, *, may_be
             total_bytes += row[1]
             compressed_bytes += row[1] if row[0].lower().endswith(_COMPRESSED) else 0
     num_skipped = lister.num_skipped + lister.remote.num_skipped
-    return Listing(num_inputs, total_bytes, compressed_bytes, num_skipped, num_found - num_inputs, digest.hexdigest())
+    return Listing(num_inputs, total_bytes, compressed_bytes, num_skipped, 0, digest.hexdigest())
 
 
 def sample_inputs(path: str, count: int) -> list[Input]:
@@ -336,7 +369,7 @@ def read_inputs(lines: BinaryIO, offset: int = 0, index: int = 0) -> Iterator[tu
     """Yields (byte offset of its line, input) from a line of inputs.jsonl on, one line at a time."""
     lines.seek(offset)
     for line in lines:
-        fields = json.loads(line)
+        fields = _decode(line.decode())[0]
         error = tuple(fields["error"]) if "error" in fields else None
         yield offset, Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"], error)
         offset += len(line)

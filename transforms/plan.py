@@ -8,6 +8,7 @@ constant size, so a million inputs plan in one pass over inputs.jsonl.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -271,12 +272,12 @@ def spread(weights: list[int], num_workers: int) -> list[int]:
     Returns:
         Shard numbers in the order to hand out, -1 for nothing. Every shard stands in it once.
     """
-    loads = [0] * num_workers
     hands: list[list[int]] = [[] for _ in range(num_workers)]
+    least = [(0, 0, worker) for worker in range(num_workers)]  # A heap of (weight, shards, worker).
     for shard in sorted(range(len(weights)), key=lambda s: (-weights[s], s)):
-        worker = min(range(num_workers), key=lambda w: (loads[w], len(hands[w]), w))
-        loads[worker] += weights[shard]
+        weight, count, worker = least[0]
         hands[worker].append(shard)
+        heapq.heapreplace(least, (weight + weights[shard], count + 1, worker))
     for hand in hands:
         hand.sort()  # Input order within a worker reads the disk forwards.
     longest = max(map(len, hands), default=0)

@@ -1,0 +1,181 @@
+"""The requests of a whole job to Cloud Storage, phase by phase, as the code makes them.
+
+A test holds these counts against what a real job asks an emulator for. They are of a job that meets nothing unusual: a
+fresh output, no dead letters, one part a shard, no request that has to be repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.progress import _LOOK_SECS
+from simulate.bucket import PAGE_FILES
+from simulate.rates import Rates
+from simulate.work import Shard, blocks_of, count_lookups, count_source_reads
+from transforms.job_lock import HEARTBEAT_SECS
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME
+
+LINE_BYTES = 150
+"""About what a line of plan or inputs takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Requests of one kind.
+
+    Attributes:
+        phase: Part of the job.
+        action: "insert", "copy", "list", "get", "look" (metadata), "miss" (a get or look that finds nothing), "delete".
+        what: Kind of object.
+        count: How many.
+    """
+
+    phase: str
+    action: str
+    what: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the counts depend on.
+
+    Attributes:
+        shards: The plan.
+        inputs_bytes: Size of inputs.jsonl.
+        plan_bytes: Size of plan.jsonl.
+        pages: Pages that were listed.
+        sample_reads: Reads of the sample.
+        source_reads: Requests that read the inputs.
+        run_secs: How long workers are at it.
+    """
+
+    shards: list[Shard]
+    inputs_bytes: int
+    plan_bytes: int
+    pages: int
+    sample_reads: int
+    source_reads: int
+    run_secs: float = 0.0
+
+
+def describe_job(folder: Path, shards: list[Shard], sizes: np.ndarray, facts: dict[str, Any], run_secs: float) -> Job:
+    """Returns a job whose plan stands in a folder; `facts` are those of `planner.plan`."""
+    stored = [(folder / name).stat().st_size for name in (INPUTS_NAME, PLAN_NAME)]
+    reads = count_source_reads(shards, sizes)
+    return Job(shards, *stored, facts["pages"], facts["sample_reads"], reads, run_secs)
+
+
+def count_operations(job: Job) -> list[Operations]:
+    """Returns all requests of a job."""
+    phases = {
+        "plan": _plan(job),
+        "prepare": _prepare(),
+        "hand out": _hand_out(job),
+        "convert": _convert(job),
+        "watch": _watch(job),
+        "publish": _publish(job),
+        "finish": _finish(job),
+    }
+    return [Operations(phase, *kind) for phase, kinds in phases.items() for kind in kinds]
+
+
+Kind = tuple[str, str, int]
+
+
+def _plan(job: Job) -> Iterator[Kind]:
+    yield "list", "source", job.pages
+    yield "get", "source", job.sample_reads
+
+
+def _prepare() -> Iterator[Kind]:
+    """The driver: looks that the output is free, and puts the plan there."""
+    yield "miss", "plan", 3  # Resumed? Planned? Planned still?
+    yield "miss", "manifest", 3
+    yield "miss", "state", 3  # Report, names that are replaced, plan of a generation.
+    yield "list", "output", 9
+    yield "insert", "inputs", 1
+    yield "insert", "plan", 1
+    yield "insert", "state", 3  # Probe, lock, config.
+    yield "delete", "plan", 1
+    yield "delete", "inputs", 1
+    yield "delete", "state", 3  # Probe, report, abort note.
+
+
+def _hand_out(job: Job) -> Iterator[Kind]:
+    """One worker reads the plan; then every shard's line is looked up by its worker."""
+    yield "look", "plan", 1 + len(job.shards)
+    lookups = sum(count_lookups(shard.line_offset, LINE_BYTES, job.plan_bytes) for shard in job.shards)
+    yield "get", "plan", blocks_of(job.plan_bytes) + lookups
+
+
+def _convert(job: Job) -> Iterator[Kind]:
+    count = len(job.shards)
+    slices = ((shard.task.first_offset, shard.slice_bytes + LINE_BYTES) for shard in job.shards)
+    yield "miss", "ledger", count
+    yield "miss", "state", count  # Was the job called off?
+    yield "insert", "mark", count
+    yield "look", "inputs", count
+    yield "get", "inputs", sum(count_lookups(*place, job.inputs_bytes) for place in slices)
+    yield "get", "source", job.source_reads
+    yield "insert", "part", count
+    yield "insert", "ledger", count
+    yield "delete", "mark", count
+
+
+def _watch(job: Job) -> Iterator[Kind]:
+    """The driver, while workers are at it: new ledgers, and the heartbeat of the lock."""
+    looks, beats = int(job.run_secs / _LOOK_SECS), int(job.run_secs / HEARTBEAT_SECS)
+    yield "list", "output", looks * pages_of(len(job.shards) // 2)  # Half of the ledgers stand, in the mean.
+    yield "get", "ledger", len(job.shards) if job.run_secs else 0
+    yield "get", "state", beats
+    yield "insert", "state", beats
+
+
+def _publish(job: Job) -> Iterator[Kind]:
+    count = len(job.shards)
+    yield "miss", "manifest", 1
+    yield "get", "ledger", count
+    yield "look", "part", 2 * count  # Is it there? And its generation, to be copied.
+    yield "miss", "shard", count
+    yield "copy", "part", count
+    yield "insert", "note", count
+
+
+def _finish(job: Job) -> Iterator[Kind]:
+    """One worker: manifest and report, then the attempts go."""
+    count = len(job.shards)
+    yield "miss", "manifest", 1
+    yield "look", "plan", 2
+    yield "get", "plan", 1 + blocks_of(job.plan_bytes)
+    yield "get", "ledger", count
+    yield "get", "note", count
+    yield "list", "output", pages_of(4 * count) + pages_of(count) + 1  # Everything; attempts; marks.
+    yield "miss", "state", 3  # Names that are replaced, plan of a generation, an older log.
+    yield "insert", "manifest", 1
+    yield "delete", "part", count
+    yield "delete", "state", 2  # Names that are replaced, lock.
+    yield "get", "state", 5  # The config three times, the report, the lock.
+    yield "insert", "state", 3  # Report, as JSON and as a page; log.
+
+
+def pages_of(names: int) -> int:
+    """Returns the pages of a listing."""
+    return max(1, -(-names // PAGE_FILES))
+
+
+def phase_costs(operations: list[Operations], rates: Rates) -> dict[str, dict[str, float]]:
+    """Returns counts by action and "$", by phase and for "all"."""
+    costs: dict[str, dict[str, float]] = {}
+    for one in operations:
+        for phase in (one.phase, "all"):
+            row = costs.setdefault(phase, {})
+            row[one.action] = row.get(one.action, 0) + one.count
+            row["$"] = row.get("$", 0.0) + rates.price(one.action, one.count)
+    costs["all"] = costs.pop("all")
+    return costs
