@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import gcs_emulator
+from dataflow import cloud as clouds
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,18 @@ def emulator(_emulator: gcs_emulator.Emulator, monkeypatch: pytest.MonkeyPatch) 
     _emulator.seen.clear()
     yield _emulator
     _emulator.left()
+
+
+@pytest.fixture
+def cloud() -> Iterator[clouds.Cloud]:
+    """Credentials and Dataflow on this machine."""
+    with clouds.running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment that stands for Beam's container image; takes most of a minute."""
+    from dataflow import execute
+
+    return execute.make_base(tmp_path_factory.mktemp("base") / "environment")

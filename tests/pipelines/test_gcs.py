@@ -15,29 +15,11 @@ import pytest
 import gcs_emulator
 import jobs
 from gcs_emulator import Emulator
+from gcs_files import download, upload
 from pipelines.cli import main
 from slow_job import STEP
 from transforms import gcs
 from transforms.gcs_store import GcsStore
-
-
-def upload(folder: Path, url: str) -> None:
-    """Puts all files of a folder below a URL."""
-    bucket, prefix = gcs.split_url(url)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            gcs.bucket(bucket).blob(f"{prefix}/{path.relative_to(folder)}").upload_from_filename(path)
-
-
-def download(url: str, folder: Path) -> Path:
-    """Copies all objects below a URL to a folder."""
-    store = GcsStore(url)
-    for name, _ in store.list(""):
-        found = store.get(name)
-        assert found is not None
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(found[0])
-    return folder
 
 
 def shards(folder: Path) -> dict[str, bytes]:
