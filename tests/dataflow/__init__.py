@@ -1,1 +1,1 @@
-"""A job for Dataflow from its submission to its end, on this machine: the service, and workers in clean environments."""
+"""A job for Dataflow from submission to end on one machine: the service, and workers in clean environments."""

@@ -2,8 +2,8 @@
 
 One server on 127.0.0.1 is the metadata server that gives credentials, and the Dataflow service. The service is reached
 as the HTTP proxy for the host `dataflow.sandbox`: under such a name Beam speaks REST, and takes it for the service
-itself. (Under `localhost` it would check less and stage other files.) A job does nothing by itself: it runs until a test
-says how it ended.
+itself. (Under `localhost` it would check less and stage other files.) A job does nothing by itself: it runs until a
+test says how it ended.
 """
 
 from __future__ import annotations

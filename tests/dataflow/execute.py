@@ -14,10 +14,10 @@ from pathlib import Path
 
 import apache_beam
 
-from dataflow import docker
 from dataflow.cloud import Cloud, Job
+from dataflow.machine import docker
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(docker.__file__).parent
 _INSTALL_SECS = 900.0
 _JOB_SECS = 420.0
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV")
@@ -62,8 +62,8 @@ class Machines:
         return sorted((self.folder / "containers").iterdir())
 
     def start(self, script: str, *arguments: str | Path | float) -> subprocess.Popen[bytes]:
-        """Starts a script of this package in the base environment, its output in a file beside the containers."""
-        command = [self.python, HERE / script, *arguments]
+        """Starts one of the scripts in the base environment, its output in a file beside the containers."""
+        command = [self.python, SCRIPTS / script, *arguments]
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 [*map(str, command)], cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True
@@ -87,7 +87,7 @@ def machines(folder: Path, python: Path, env: Mapping[str, str]) -> Iterator[Mac
     (folder / "bin").mkdir(parents=True)
     (folder / "containers").mkdir()
     command = folder / "bin/docker"
-    command.write_text(f'#!/bin/sh\nexec "{python}" -I "{HERE / "docker.py"}" "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{python}" -I "{SCRIPTS / "docker.py"}" "$@"\n')
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     variables = {**_clean_environment(), **env, "CONTAINERS": str(folder / "containers")}
     variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{variables['PATH']}"

@@ -22,7 +22,6 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_provision_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from google.protobuf import json_format, struct_pb2
-
 from watch import watch
 
 

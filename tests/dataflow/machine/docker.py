@@ -41,7 +41,7 @@ def _run(words: list[str]) -> str:
     folder = Path(os.environ["CONTAINERS"])
     place = folder / f"c{len(list(folder.iterdir()))}-{os.getpid()}"
     place.mkdir()
-    options = [word for word in words if word.startswith("--") and "_endpoint=" in word or word.startswith("--id=")]
+    options = [word for word in words if (word.startswith("--") and "_endpoint=" in word) or word.startswith("--id=")]
     command = [sys.executable, "-I", __file__, "supervise", str(place), *options]
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)

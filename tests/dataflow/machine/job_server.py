@@ -15,7 +15,6 @@ from typing import Any
 from apache_beam.portability.api import beam_job_api_pb2
 from apache_beam.runners.portability import local_job_service
 from apache_beam.runners.portability.fn_api_runner import fn_runner
-
 from watch import watch
 
 
