@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gcs_emulator
+from dataflow import cloud as clouds
 
 if TYPE_CHECKING:
     from grown_set import GrownSet
@@ -50,3 +51,18 @@ def grown(_grown_folder: Path, tmp_path: Path) -> Iterator[GrownSet]:
 
     with at_home(_grown_folder):
         yield GrownSet.copy_of(_grown_folder, tmp_path / "out")
+
+
+@pytest.fixture
+def cloud() -> Iterator[clouds.Cloud]:
+    """Credentials and Dataflow on this machine."""
+    with clouds.running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment that stands for Beam's container image; takes most of a minute."""
+    from dataflow import execute
+
+    return execute.make_base(tmp_path_factory.mktemp("base") / "environment")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jobs
 from slow_job import STEP
-from transforms import gcs
 from transforms.elements import JobSpec, ShardInfo
 from transforms.gcs_store import GcsStore
 from transforms.plan_file import PLAN_NAME, read_tasks
@@ -16,25 +15,6 @@ from transforms.report import load_spec
 from transforms.steps.job_chain import load_chain
 
 BUDGET = ("--set", "dead_letters.max_fraction=0.5")
-
-
-def upload(folder: Path, url: str) -> None:
-    """Puts all files of a folder below a URL."""
-    bucket, prefix = gcs.split_url(url)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            gcs.bucket(bucket).blob(f"{prefix}/{path.relative_to(folder)}").upload_from_filename(path)
-
-
-def download(url: str, folder: Path) -> Path:
-    """Copies all objects below a URL to a folder."""
-    store = GcsStore(url)
-    for name, _ in store.list(""):
-        found = store.get(name)
-        assert found is not None
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(found[0])
-    return folder
 
 
 def shards(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,8 @@ import pytest
 import gcs_emulator
 import jobs
 from gcs_emulator import Emulator
-from gcs_jobs import BUDGET, download, letters, out_of, shards, slow_job, start, upload
+from gcs_files import download, upload
+from gcs_jobs import BUDGET, letters, out_of, shards, slow_job, start
 from pipelines.cli import main
 from transforms import gcs
 from transforms.gcs_store import GcsStore

@@ -17,7 +17,8 @@ import pytest
 import gcs_emulator
 import jobs
 from gcs_emulator import Emulator, Request
-from gcs_jobs import BUDGET, attempt_shard, download, letters, out_of, shards, start, upload
+from gcs_files import download, upload
+from gcs_jobs import BUDGET, attempt_shard, letters, out_of, shards, start
 from pipelines.cli import main
 from transforms.gcs_store import GcsStore
 

@@ -9,7 +9,7 @@ import pytest
 
 import jobs
 from gcs_emulator import Emulator
-from gcs_jobs import upload
+from gcs_files import upload
 from pipelines import verify as verify_command
 from pipelines.output import _delete_stray_attempts, is_published
 from pipelines.progress import JobWatch

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 import jobs
 from gcs_emulator import Emulator, Request
-from gcs_jobs import BUDGET, download, upload
+from gcs_files import download, upload
+from gcs_jobs import BUDGET
 from pipelines.config import load_config
 from pipelines.errors import UsageError
 from services import Call, serving

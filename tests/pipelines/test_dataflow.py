@@ -1,0 +1,360 @@
+"""What `convert` submits to Dataflow, that it runs in clean workers, and how the command ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import execution
+
+import jobs
+from dataflow import cloud as clouds
+from dataflow import execute, graph, submit
+from dataflow.cloud import Cloud, Job
+from gcs_emulator import Emulator
+from gcs_files import download, read, upload
+from pipelines.cli import main
+from transforms import gcs
+from transforms.convert import ConvertCorpus
+from transforms.elements import JobSpec
+from transforms.gcs_store import GcsStore
+
+STEP = """
+import pathlib
+import time
+
+import transforms
+
+def keep(value, secs=0.0):
+    pathlib.Path("modules").write_text(f"{transforms.__file__}\\n{__file__}")
+    time.sleep(secs)
+    number = int(value[10:16])
+    if number % 97 == 0:
+        return None
+    if number % 101 == 0:
+        raise ValueError(f"number {number}")
+    return value
+"""
+"""A step of the user's own, which also leaves in its working directory where it and the library came from."""
+COUNTS = (
+    *("status", "files_seen", "files_read", "files_dead", "files_empty", "records_read", "records_written"),
+    *("records_added", "records_dropped", "records_dead", "bytes_read", "bytes_written", "bytes_dead"),
+    *("dropped_by_reason", "dead_by_reason", "shards", "planned_shards", "committed_shards"),
+)
+LARGEST_GRAPH = 100_000
+
+
+def make_corpus(folder: Path) -> Path:
+    """Three files, damaged in the middle and at an end, and one that is none."""
+    for file in range(3):
+        jobs.write_tfrecord(folder / f"f{file}.tfrecord", [jobs.payload(file, i) for i in range(1_000)])
+    data = bytearray((folder / "f1.tfrecord").read_bytes())
+    data[5_000:5_010] = b"\xff" * 10
+    (folder / "f1.tfrecord").write_bytes(bytes(data[:-7]))
+    (folder / "f3.tfrecord").write_bytes(b"not a record" * 10)
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A bucket with a corpus, and a folder with a step to submit from."""
+
+    bucket: str
+    folder: Path
+
+    def command(self, out: str, *changes: str, step: str = "my_steps:keep") -> list[str]:
+        """Returns the arguments that convert the corpus with the step."""
+        command = ["convert", "--input", f"{self.bucket}/raw/", "--output", f"{self.bucket}/{out}", "--shards", "6"]
+        return [*command, "--step", step, "--set", "dead_letters.max_fraction=0.5", *changes]
+
+    def submitted(self, *changes: str, step: str = "my_steps:keep") -> list[str]:
+        """Returns the same for Dataflow."""
+        return self.command("out", *submit.flags(self.bucket), *changes, step=step)
+
+
+def make_place(bucket: str, folder: Path) -> Place:
+    (folder / "my_steps.py").write_text(STEP)
+    upload(make_corpus(folder / "in"), f"{bucket}/raw")
+    return Place(bucket, folder)
+
+
+@pytest.fixture
+def place(emulator: Emulator, tmp_path: Path) -> Place:
+    return make_place(emulator.new_bucket(), tmp_path)
+
+
+# What is submitted.
+
+
+@dataclasses.dataclass(frozen=True)
+class Submission:
+    """A job as it was submitted, with the files that it staged."""
+
+    job: Job
+    graph: bytes
+    staged: dict[str, bytes]
+
+    @property
+    def pipeline(self) -> graph.Pipeline:
+        return beam_runner_api_pb2.Pipeline.FromString(self.graph)
+
+
+def capture(cloud: Cloud, folder: Path, command: list[str]) -> Submission:
+    """Submits a job and reads what it staged; the command is ended."""
+    with submit.submitting(cloud, folder, command) as driver:
+        job = driver.job()
+    job.end("CANCELLED")
+    data = read(job.options["pipelineUrl"])
+    names = graph.staged_names(beam_runner_api_pb2.Pipeline.FromString(data))
+    staged = {name: read(url) for name, (url, _) in names.items()}
+    return Submission(job, data, staged)
+
+
+@pytest.fixture(scope="module")
+def submission(_emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submission]:
+    with pytest.MonkeyPatch.context() as patch, clouds.running() as cloud:
+        patch.setenv("STORAGE_EMULATOR_HOST", _emulator.url)
+        patch.setattr(gcs, "_process", gcs._Process())
+        place = make_place(_emulator.new_bucket(), tmp_path_factory.mktemp("submission"))
+        yield capture(cloud, place.folder, place.submitted())
+
+
+def test_the_request_asks_the_service_for_a_batch_job_of_this_python_and_beam(submission: Submission) -> None:
+    [pool] = submission.job.request["environment"]["workerPools"]
+    [image] = pool["sdkHarnessContainerImages"]
+    assert pool["kind"] == "harness"  # That of the service; "local" would be another path through Beam.
+    assert image["containerImage"].endswith(f"sdk:{beam.version.__version__}")
+    assert submission.job.request["environment"]["version"]["job_type"] == "FNAPI_BATCH"
+    assert submission.job.options["project"] == clouds.PROJECT
+
+
+def test_what_is_staged_is_what_the_request_names(submission: Submission) -> None:
+    assert hashlib.sha256(submission.graph).hexdigest() == submission.job.options["pipelineProtoHash"]
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in submission.staged.items()}
+    assert hashes == {name: sha256 for name, (_, sha256) in graph.staged_names(submission.pipeline).items()}
+
+
+def test_the_staged_package_has_every_module_of_both_packages(submission: Submission) -> None:
+    with tarfile.open(fileobj=io.BytesIO(submission.staged["workflow.tar.gz"])) as archive:
+        staged = {name.partition("/")[2] for name in archive.getnames()}
+    ours = [path for package in ("pipelines", "transforms") for path in (submit.ROOT / package).rglob("*.py")]
+    assert {str(path.relative_to(submit.ROOT)) for path in ours} <= staged
+    assert not [name for name in staged if name.startswith("tests")]
+
+
+def test_the_users_own_step_module_is_staged(submission: Submission) -> None:
+    packages = submission.staged["extra_packages.txt"].decode().split()
+    found = []
+    for name in packages:
+        with tarfile.open(fileobj=io.BytesIO(submission.staged[name])) as archive:
+            found += [archive.extractfile(member) for member in archive if member.name.endswith("/my_steps.py")]
+    assert [file.read().decode() for file in found if file is not None] == [STEP]
+
+
+def test_no_main_session_is_staged_and_nothing_in_the_graph_is_of_the_main_module(submission: Submission) -> None:
+    assert "pickled_main_session" not in submission.staged
+    pickles = list(graph.pickles(submission.pipeline))
+    assert len(pickles) > 10
+    assert not [pickled for pickled in pickles if b"__main__" in pickled]
+
+
+def test_the_graph_is_as_small_for_ten_thousand_inputs_as_for_few(
+    emulator: Emulator, cloud: Cloud, place: Place, submission: Submission
+) -> None:
+    # A listed name that does not exist is an input, too: it becomes a dead letter.
+    names = [f"{place.bucket}/raw/f{number}.tfrecord" for number in range(10_000)]
+    (place.folder / "names").write_text("\n".join(names))
+    command = [f"@{place.folder}/names" if word.endswith("/raw/") else word for word in place.submitted()]
+    many = capture(cloud, place.folder, command)
+    lines = read(f"{place.bucket}/out/_gristmill/inputs.jsonl").splitlines()
+    assert len(lines) == 10_000
+    assert len(many.graph) < LARGEST_GRAPH
+    assert abs(len(many.graph) - len(submission.graph)) < 200  # Numbers have more digits.
+
+
+# What is shuffled.
+
+
+def test_what_is_grouped_is_no_payload_by_its_coder(submission: Submission) -> None:
+    assert graph.grouped(submission.pipeline) == {}
+
+
+def test_what_is_grouped_is_no_payload_by_its_type() -> None:
+    spec = JobSpec("gs://bucket/out", "plan", 10, "tfrecord")
+    pipeline = beam.Pipeline()
+    _ = pipeline | ConvertCorpus(spec)
+    types: list[str] = []
+
+    class Visitor(beam.pipeline.PipelineVisitor):
+        def visit_transform(self, transform_node: Any) -> None:
+            if isinstance(transform_node.transform, beam.GroupByKey):
+                types.append(str(transform_node.inputs[0].element_type))
+
+        enter_composite_transform = visit_transform
+
+    pipeline.visit(Visitor())
+    assert types == []
+
+
+def test_what_is_grouped_is_a_few_hundred_bytes_a_shard_whatever_the_payload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crossed: Counter[str] = Counter()
+    append = execution.GroupingBuffer.append
+
+    def count(self: execution.GroupingBuffer, data: bytes) -> None:
+        crossed[size] += len(data)
+        append(self, data)
+
+    monkeypatch.setattr(execution.GroupingBuffer, "append", count)
+    for size, factor in (("small", 1), ("large", 100)):
+        payloads = [jobs.payload(0, i) * factor for i in range(2_000)]
+        jobs.write_tfrecord(tmp_path / size / "in/f", payloads)
+        command = ["--input", str(tmp_path / size / "in/f"), "--output", str(tmp_path / size / "out")]
+        assert jobs.convert(*command, "--shards", "10") == 0
+        assert len(jobs.shards(tmp_path / size / "out")) == 10
+    assert 0 < crossed["small"] < 10 * 5_000
+    assert abs(crossed["large"] - crossed["small"]) < 10 * 20  # Numbers have more digits.
+
+
+# That it runs.
+
+
+def convert_here(place: Place, folder: Path) -> Path:
+    """Converts the corpus on this machine and returns the output."""
+    done = jobs.spawn(place.command("local", "--workers", "0"), place.folder)
+    assert done.returncode == 0, done.stderr
+    return download(f"{place.bucket}/local", folder / "local")
+
+
+def check_output(place: Place, folder: Path, local: Path) -> None:
+    """Checks that the output is that of a job on this machine, and whole."""
+    remote = download(f"{place.bucket}/out", folder / "remote")
+    assert jobs.content(remote) == jobs.content(local)
+    assert len(jobs.shards(remote)) == 6
+    found, expected = jobs.report(remote), jobs.report(local)
+    assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
+    assert main(["verify", f"{place.bucket}/out"]) == 0
+
+
+def check_workers(machines: execute.Machines) -> None:
+    """Checks that two workers ran the step, each with the modules that it had installed itself."""
+    containers = machines.containers()
+    assert len(containers) == 2
+    for container in containers:
+        for module in (container / "modules").read_text().splitlines():
+            assert Path(module).is_relative_to(container / "venv"), machines.log()
+
+
+@pytest.mark.slow
+def test_two_clean_workers_write_what_a_local_job_writes(
+    emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
+) -> None:
+    local = convert_here(place, tmp_path)
+    env = execute.machine_environment(cloud)
+    with (
+        execute.machines(tmp_path / "machines", base_python, env) as machines,
+        submit.submitting(cloud, place.folder, place.submitted()) as driver,
+    ):
+        job = driver.job()
+        (place.folder / "my_steps.py").unlink()
+        execute.execute(job, machines)
+        assert driver.wait() == 0, driver.text
+        check_workers(machines)
+    check_output(place, tmp_path, local)
+
+
+@pytest.mark.slow
+def test_a_detached_job_finishes_by_itself(
+    emulator: Emulator,
+    cloud: Cloud,
+    base_python: Path,
+    place: Place,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    local = convert_here(place, tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(place.folder / "my_steps.py", home)
+    with submit.submitting(cloud, home, place.submitted("--detach")) as driver:
+        job = driver.job()
+        assert driver.wait() == 0, driver.text
+    assert job.is_active
+    shutil.rmtree(home)
+    env = execute.machine_environment(cloud)
+    with execute.machines(tmp_path / "machines", base_python, env) as machines:
+        execute.execute(job, machines)
+        assert job.state == "DONE", job.messages
+    capsys.readouterr()
+    assert main(["report", f"{place.bucket}/out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "done"
+    check_output(place, tmp_path, local)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
+    emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
+) -> None:
+    slow = "my_steps:keep,secs=0.005"
+    env = execute.machine_environment(cloud)
+    ledgers = GcsStore(f"{place.bucket}/out")
+    with (
+        execute.machines(tmp_path / "first", base_python, env) as machines,
+        submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
+    ):
+        job = driver.job()
+        with execute.executing(job, machines) as process:
+            while not list(ledgers.list("_gristmill/shards/")):
+                assert process.poll() is None, machines.log()
+                time.sleep(0.05)
+            os.kill(int((machines.containers()[0] / "pid").read_text()), signal.SIGKILL)
+            execute.finish(job, machines, process)
+        assert job.state == "FAILED"
+        assert driver.wait() == 1, driver.text
+    committed = {name: ledgers.get(name) for name, _ in ledgers.list("_gristmill/shards/")}
+    assert 0 < len(committed) < 6
+    with (
+        execute.machines(tmp_path / "second", base_python, env) as machines,
+        submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
+    ):
+        execute.execute(driver.job(), machines)
+        assert driver.wait() == 0, driver.text
+    assert {name: ledgers.get(name) for name in committed} == committed
+    done = jobs.spawn(place.command("local", "--workers", "2", step=slow), place.folder)
+    assert done.returncode == 0, done.stderr
+    check_output(place, tmp_path, download(f"{place.bucket}/local", tmp_path / "local"))
+
+
+# How the command ends.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "error", "said"),
+    [
+        ("FAILED", "Workflow failed. Causes: the disk of the workers is full", "the disk of the workers is full"),
+        ("CANCELLED", "", "cancelled"),
+    ],
+)
+def test_a_job_that_does_not_finish_ends_the_command_with_what_the_service_says(
+    cloud: Cloud, place: Place, state: str, error: str, said: str
+) -> None:
+    with submit.submitting(cloud, place.folder, place.submitted()) as driver:
+        driver.job().end(state, error)
+        assert driver.wait() == 1, driver.text
+        assert said in driver.text.lower() if not error else said in driver.text
