@@ -16,22 +16,37 @@ _COMBINE = {urn.urn for urn in (common_urns.composites.COMBINE_PER_KEY, common_u
 
 
 def grouped(pipeline: Pipeline) -> dict[str, str]:
-    """Returns the coder of what goes into each GroupByKey, by the name of the transform around it."""
-    found = {}
-    for transform in pipeline.components.transforms.values():
-        if transform.spec.urn == common_urns.primitives.GROUP_BY_KEY.urn:
-            [taken] = transform.inputs.values()
-            coder = pipeline.components.pcollections[taken].coder_id
-            found[transform.unique_name] = describe_coder(pipeline, coder)
-    return found
+    """Returns which transform makes the elements of each GroupByKey, by names.
+
+    The coders do not tell: every element of ours is pickled.
+    """
+    makers = {
+        made: transform.unique_name
+        for transform in pipeline.components.transforms.values()
+        if not transform.subtransforms
+        for made in transform.outputs.values()
+    }
+    return {
+        transform.unique_name: makers[taken]
+        for transform in pipeline.components.transforms.values()
+        if transform.spec.urn == common_urns.primitives.GROUP_BY_KEY.urn
+        for taken in transform.inputs.values()
+    }
 
 
-def describe_coder(pipeline: Pipeline, coder_id: str) -> str:
-    """Returns a coder with its components, as `kv(varint,pickled)`."""
-    coder = pipeline.components.coders[coder_id]
-    inner = ",".join(describe_coder(pipeline, component) for component in coder.component_coder_ids)
-    name = coder.spec.urn.removeprefix("beam:coder:").rpartition(":")[0]
-    return f"{name}({inner})" if inner else name
+def consumers(pipeline: Pipeline, maker: str) -> list[str]:
+    """Returns the names of the transforms that take the elements of another one."""
+    [made] = [
+        output
+        for transform in pipeline.components.transforms.values()
+        if transform.unique_name == maker
+        for output in transform.outputs.values()
+    ]
+    return [
+        transform.unique_name
+        for transform in pipeline.components.transforms.values()
+        if made in transform.inputs.values() and not transform.subtransforms
+    ]
 
 
 def pickles(pipeline: Pipeline) -> Iterator[bytes]:
