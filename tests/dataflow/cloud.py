@@ -86,6 +86,7 @@ class Cloud:
         jobs: All jobs, in the order of their submission.
         launches: What was posted to launch Flex Templates.
         requests: (method, path) of all that Dataflow was asked.
+        refusal: (status, message) that every job to submit is answered with; None to take it.
     """
 
     def __init__(self) -> None:
@@ -93,6 +94,7 @@ class Cloud:
         self.jobs: list[Job] = []
         self.launches: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str]] = []
+        self.refusal: tuple[int, str] | None = None
         self._lock = threading.Lock()
 
     def machine_environment(self) -> dict[str, str]:
@@ -146,6 +148,8 @@ class Cloud:
     # The service.
 
     def _create(self, names: dict[str, str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+        if self.refusal is not None:
+            return _error(*self.refusal)
         for job in self.jobs:  # Of one name there is one active job, which is what a second request is told of.
             if job.is_active and job.request["name"] == body["name"]:
                 return 200, job.to_json()

@@ -55,6 +55,19 @@ class Driver:
             time.sleep(0.05)
         raise TimeoutError(self.text)
 
+    @property
+    def pid(self) -> int:
+        """Its process, which leads a group of its own."""
+        return self._process.pid
+
+    def wait_for(self, text: str) -> None:
+        """Waits until it has printed a text."""
+        deadline = time.monotonic() + _END_SECS
+        while text not in self.text:
+            assert time.monotonic() < deadline, self.text
+            assert self._process.poll() is None, self.text
+            time.sleep(0.05)
+
     def wait(self) -> int:
         """Waits for its end and returns the exit status."""
         return self._process.wait(_END_SECS)
