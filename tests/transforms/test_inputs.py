@@ -15,6 +15,7 @@ import pytest
 from listings import LITERAL_NAMES, enter_folder, errors_of, listed, names_of, write
 from transforms.elements import Input
 from transforms.inputs import InputPatternError, list_inputs, read_inputs
+from transforms.remote_inputs import Object, _Gcs
 
 corpus = pytest.fixture(enter_folder, name="corpus")
 
@@ -297,3 +298,16 @@ class TestSkipped:
             assert names_of("**/*.rec", excluded=excluded) == ["a.rec", "outer/b.rec"]
         with pytest.raises(InputPatternError):
             listed("out/*.rec", excluded="out")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_a_listing_of_urls_is_in_order_of_names_however_it_came(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+) -> None:
+    names = ["gs://b/x/a", "gs://b/x/a/b", "gs://b/x/\u00fc"]
+    found = [Object(names[number], number + 1, 10 * number) for number in order]
+    found.insert(0, Object("gs://b/x/.hidden", 7, 7))
+    monkeypatch.setattr(_Gcs, "list", lambda *_, **__: iter(found))
+    listing, inputs = listed("gs://b/x/")
+    assert inputs == [Input(number, name, number + 1, 10 * number) for number, name in enumerate(names)]
+    assert (listing.num_inputs, listing.total_bytes, listing.num_skipped, listing.num_duplicates) == (3, 6, 1, 0)
