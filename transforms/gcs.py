@@ -7,6 +7,8 @@ carries a precondition or writes a whole object.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import http.client
 import os
@@ -37,6 +39,8 @@ REQUESTS_AT_ONCE = 32
 
 _FIRST_WAIT_SECS = 1.0
 _LONGEST_WAIT_SECS = 32.0
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BYTES = 1 << 20
 _METADATA_WAIT_SECS = 1.0
 _METADATA_TRIES = 2
 _HOW = (
@@ -111,7 +115,17 @@ def _new_client() -> Client:
         raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
     for scheme in ("https://", "http://"):  # Beyond ten, connections would be closed after each request.
         made._http.get_adapter(scheme).init_poolmanager(10, REQUESTS_AT_ONCE)
+    _give_blocks_back()
     return made
+
+
+def _give_blocks_back() -> None:
+    """Has blocks of some MiB given back to the system when they are freed.
+
+    By default the C library raises its threshold for that with each one, and then keeps them in pieces, per thread.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # Another C library.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def has_credentials() -> bool:
