@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jobs
-from dataflow.cloud import PROJECT, REGION, Cloud, running
+from dataflow.cloud import PROJECT, REGION, Cloud
 from gcs_emulator import Emulator
 from transforms import gcs
 
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "us-central1-docker.pkg.dev/my-project/gristmill/worker:0.1.0"
 JOB_OBJECT = "staging/template_launches/2026-11-30_01_02_03-123/job_object"
-
-
-@pytest.fixture
-def cloud() -> Iterator[Cloud]:
-    with running() as server:
-        yield server
 
 
 @pytest.fixture
