@@ -77,7 +77,7 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
         forget(stopped)
         stopped = None
     made = finished(store)
-    mend(run.waiting(), made[1:])
+    mend(run.waiting(), made)
     listing = list_new(config, run.scratch, made)
     if stopped is None and not listing.num_inputs:
         print(f"{store.root}: nothing to append; every input is known")

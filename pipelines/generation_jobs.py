@@ -68,14 +68,15 @@ def complete(run: Run, generation: Generation, budget: JobConfig | None = None) 
 
 
 def mend(run: Run, generations: list[Generation]) -> None:
-    """Makes files of finished generations anew that are missing, unless code has changed since: that gives others."""
+    """Makes files of a published set anew that are missing, unless code has changed since: that gives others."""
     for generation in generations:
-        if not generation.is_finished() or is_whole(generation):
+        if (generation.name and not generation.is_finished()) or is_whole(generation):
             continue
+        what = f"{generation.kind} {generation.name}".strip()
         if source_digest(generation.spec.steps) != generation.header["fingerprint"]["code of steps"]:
-            _LOGGER.warning("files of %s are missing, but the code of its steps has changed since", generation.name)
+            _LOGGER.warning("files of %s are missing, but the code of its steps has changed since", what)
         else:
-            _LOGGER.info("files of %s %s are missing; they are made again", generation.kind, generation.name)
+            _LOGGER.info("files of %s are missing; they are made again", what)
             complete(run, generation)
 
 

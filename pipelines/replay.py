@@ -144,7 +144,7 @@ def replay(store: Store, config: JobConfig, selection: Selection, run: Run) -> i
             f"append {stopped.name} of {store.root} is not finished; give the convert --append command again first"
         )
     made = finished(store)
-    mend(run.waiting(), made[1:])
+    mend(run.waiting(), made)
     planned = plan_replay(store, config, selection, made, run.scratch)
     if not planned.job.header["num_shards"]:
         print(_nothing_selected(store, selection, planned))

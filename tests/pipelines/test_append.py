@@ -95,6 +95,21 @@ def test_new_files_become_generations_behind_what_is_there(place: Path, capsys: 
     assert "nothing left to do" in capsys.readouterr().out
 
 
+def test_a_file_that_is_missing_anywhere_in_the_set_is_made_anew(place: Path) -> None:
+    assert convert() == 0
+    write(3)
+    assert convert("--append") == 0
+    before = {path.name: path.read_bytes() for path in jobs.shards(Path("out"))}
+    write(4)
+    for name in ("corpus-train.array_record-00001-of-00002", "corpus-train_g001.array_record-00000-of-00002"):
+        Path("out", name).unlink()
+    assert convert("--append") == 0
+    after = {path.name: path.read_bytes() for path in jobs.shards(Path("out"))}
+    assert {name: after[name] for name in before} == before
+    assert in_manifest() == everything(0, 1, 2, 3, 4)
+    check()
+
+
 def test_shards_may_differ_in_size_and_compression_but_not_in_what_is_done(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
