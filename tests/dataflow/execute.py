@@ -128,6 +128,19 @@ def finish(job: Job, place: Machines, process: subprocess.Popen[bytes]) -> None:
         job.end("FAILED", place.log())
 
 
+def foreign_modules(place: Machines) -> dict[int, list[str]]:
+    """Returns for each container by number which modules of the step's came from elsewhere than its own environment.
+
+    The step leaves their paths in a file `modules` in its working directory; a container that ran none is left out.
+    """
+    found = {}
+    for number, container in enumerate(place.containers()):
+        if (container / "modules").exists():
+            paths = (container / "modules").read_text().splitlines()
+            found[number] = [path for path in paths if not Path(path).is_relative_to(container / "venv")]
+    return found
+
+
 def machine_environment(cloud: Cloud) -> dict[str, str]:
     """Returns the variables by which a worker finds Google Cloud."""
     return {"STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"], **cloud.machine_environment()}

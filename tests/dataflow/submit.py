@@ -26,7 +26,6 @@ def flags(bucket: str) -> list[str]:
         f"--region={REGION}",
         f"--temp_location={bucket}/tmp",
         f"--dataflow_endpoint=http://{HOST}",
-        f"--setup_file={ROOT / 'setup.py'}",
     ]
 
 

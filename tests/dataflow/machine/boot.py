@@ -47,7 +47,7 @@ def main() -> None:
     python = _make_environment(Path("venv"))
     for options in _packages(names, Path("staged")):
         print("pip install", *options, flush=True)
-        subprocess.run([python, "-m", "pip", "install", *options], check=True, timeout=_PIP_SECS)
+        subprocess.run([python, "-m", "pip", "install", "--no-cache-dir", *options], check=True, timeout=_PIP_SECS)
     variables = {
         "WORKER_ID": args.id,
         "PIPELINE_OPTIONS": json.dumps(_whole(json_format.MessageToDict(info.pipeline_options))),
