@@ -46,6 +46,11 @@ class Bottleneck:
     bound: str
     grows: str
 
+    @property
+    def meanwhile(self) -> bool:
+        """Whether it goes on while workers convert, so that nobody waits for it."""
+        return self.where.endswith("meanwhile")
+
 
 @dataclasses.dataclass(frozen=True)
 class Gathering:

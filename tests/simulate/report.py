@@ -117,7 +117,9 @@ def operations(costs: dict[str, dict[str, float]], rates: Rates) -> str:
 def bottlenecks(found: list[Bottleneck]) -> str:
     """Returns a row for each, with what it grows with."""
     header = ("what", "takes", "who", "bound by", "grows with")
-    return table(header, ((one.name, span(one.secs), one.where, one.bound, one.grows) for one in found))
+    rows = [(one.name, span(one.secs), one.where, one.bound, one.grows) for one in found]
+    waiting = sum(one.secs for one in found if not one.meanwhile)
+    return table(header, [*rows, ("before and after the fleet", span(waiting), "", "", "")])
 
 
 def gathering_lines(gathering: Gathering, num_shards: int) -> str:
@@ -166,7 +168,10 @@ def _steps(rates: Rates, files: float, shards: float, operations_cost: float) ->
         ("vCPU hours", f"{hours:.2f}"),
         (f"  x vCPU ${rates.vcpu_hour}", f"${hours * rates.vcpu_hour:.3f}"),
         (f"  x {rates.memory} GB x ${rates.memory_hour}", f"${hours * rates.memory * rates.memory_hour:.3f}"),
-        (f"  x {rates.disk:.0f} GB disk x ${rates.disk_hour}", f"${hours * rates.disk * rates.disk_hour:.3f}"),
+        (
+            f"  x {rates.disk:.0f} GB disk x ${rates.disk_hour:.6f}".rstrip("0"),
+            f"${hours * rates.disk * rates.disk_hour:.3f}",
+        ),
         ("operations", f"${operations_cost:.3f}"),
         ("together", f"${hours * rates.worker_hour + operations_cost:.2f}"),
     ]
