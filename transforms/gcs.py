@@ -113,10 +113,20 @@ def _new_client() -> Client:
         made = Client(project=None)  # Objects need no project, and looking for one may start gcloud.
     except DefaultCredentialsError as error:
         raise CredentialsError(f"the credentials for Google Cloud cannot be used: {error}; {_HOW}") from error
-    for scheme in ("https://", "http://"):  # Beyond ten, connections would be closed after each request.
-        made._http.get_adapter(scheme).init_poolmanager(10, REQUESTS_AT_ONCE)
+    _prepare(made._http, made.api_endpoint)
     _give_blocks_back()
     return made
+
+
+def _prepare(session: Any, endpoint: str) -> None:
+    """Has a session keep its connections, and look at proxies and certificates of the environment once.
+
+    By default it closes all beyond ten after each request, and spends a quarter of a request's CPU on the environment.
+    """
+    for scheme in ("https://", "http://"):
+        session.get_adapter(scheme).init_poolmanager(10, REQUESTS_AT_ONCE)
+    found = session.merge_environment_settings(endpoint, {}, None, None, None)
+    session.proxies, session.verify, session.trust_env = found["proxies"], found["verify"], False
 
 
 def _give_blocks_back() -> None:
