@@ -52,7 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="decides sizes and fleet")
     add("--gzip", type=int, default=0, help="how many of 100 files are compressed, so that nothing splits them")
     add("--shards", default="auto", help="as for gristmill convert")
-    add("--work", type=Path, help="where to plan; default: a temporary folder, which takes 3 GB for 10 million files")
+    add("--work", type=Path, help="where to plan; default: a temporary folder, which takes 1.2 GB for 10 million files")
     add_flags(parser, Trouble)
     add_flags(parser, Rates)
     return parser.parse_args(argv)

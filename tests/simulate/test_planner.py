@@ -55,7 +55,7 @@ def test_shards_hold_every_byte_once_and_know_their_files(tmp_path: Path) -> Non
 
 def test_memory_and_graph_do_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
     peaks, graphs = [], []
-    for files in (1_000, 10_000, 20_000):  # The first loads what is loaded once.
+    for files in (1_000, 6_000, 16_000):  # The first loads what is loaded once.
         folder = tmp_path / str(len(peaks))
         tracemalloc.start()
         plan(Corpus(files, 10**11), folder)
