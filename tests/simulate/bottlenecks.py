@@ -19,6 +19,7 @@ from simulate.rates import Rates
 from simulate.work import Shard
 from transforms.books import SourceRow, add_up
 from transforms.elements import JobSpec, ShardInfo, Span
+from transforms.gcs_store import GcsStore
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile
 from transforms.publish import CollectShards
 
@@ -149,17 +150,18 @@ def find_bottlenecks(
     job: Job, facts: dict[str, Any], gathering: Gathering, hand_out_secs: float, rates: Rates
 ) -> list[Bottleneck]:
     """Returns what one process does alone, in the order of a job."""
-    count, request, page = len(job.shards), rates.request_secs, rates.list_secs
+    count, page = len(job.shards), rates.list_secs
     stored = facts["inputs_bytes"] + facts["plan_bytes"]
-    plan_reads = blocks_of(job.plan_bytes) * request
+    plan_reads = blocks_of(job.plan_bytes) * rates.request_secs
+    many = f"client, {GcsStore.requests_at_once} requests at a time"
     found = [
         ("list", "driver", job.pages * page + facts["list_secs"], "one page after the other", "files"),
         ("cut", "driver", facts["cut_secs"], "CPU", "files"),
         ("put inputs and plan there", "driver", stored / rates.upload_rate, "one upload", "files"),
         ("hand out", "one worker", plan_reads + hand_out_secs, "CPU", "shards"),
-        ("watch: get new ledgers", "driver, meanwhile", count * request, "one request after the other", "shards"),
+        ("watch: get new ledgers", "driver, meanwhile", rates.many_secs(count), many, "shards"),
         ("collect, settle", "one worker", gathering.cpu_secs, "CPU", "shards"),
-        ("finish: read ledgers and notes", "one worker", 2 * count * request, "one request after the other", "shards"),
+        ("finish: read ledgers and notes", "one worker", rates.many_secs(2 * count), many, "shards"),
         ("finish: parse ledgers", "one worker", gathering.ledger_secs, "CPU", "files"),
         (
             "finish: list",
@@ -168,6 +170,6 @@ def find_bottlenecks(
             "one page after the other",
             "shards",
         ),
-        ("finish: delete attempts", "one worker", count * request, "one request after the other", "shards"),
+        ("finish: delete attempts", "one worker", rates.many_secs(count), many, "shards"),
     ]
     return [Bottleneck(*one) for one in found]

@@ -7,21 +7,24 @@ fresh output, no dead letters, one part a shard, no request that has to be repea
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.progress import _LOOK_SECS
+from pipelines.progress import _LOOK_SECS, _LOOK_SHARE
 from simulate.bucket import PAGE_FILES
 from simulate.rates import Rates
 from simulate.work import Shard, blocks_of, count_lookups, count_source_reads
-from transforms.job_lock import HEARTBEAT_SECS
+from transforms.job_lock import HEARTBEAT_SECS, keep_lock
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 
 LINE_BYTES = 150
 """About what a line of plan or inputs takes."""
+
+_KEEP_SECS = float(inspect.signature(keep_lock).parameters["look_secs"].default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Job:
         sample_reads: Reads of the sample.
         source_reads: Requests that read the inputs.
         run_secs: How long workers are at it.
+        workers: How many, where they renew the lock themselves, as on Dataflow; 0 where the driver does.
+        list_secs: What a page of a listing takes.
     """
 
     shards: list[Shard]
@@ -62,13 +67,15 @@ class Job:
     sample_reads: int
     source_reads: int
     run_secs: float = 0.0
+    workers: int = 0
+    list_secs: float = 0.0
 
 
-def describe_job(folder: Path, shards: list[Shard], sizes: np.ndarray, facts: dict[str, Any], run_secs: float) -> Job:
-    """Returns a job whose plan stands in a folder; `facts` are those of `planner.plan`."""
+def describe_job(folder: Path, shards: list[Shard], sizes: np.ndarray, facts: dict[str, Any], **run: Any) -> Job:
+    """Returns a job whose plan stands in a folder; `facts` are those of `planner.plan`, `run` further attributes."""
     stored = [(folder / name).stat().st_size for name in (INPUTS_NAME, PLAN_NAME)]
     reads = count_source_reads(shards, sizes)
-    return Job(shards, *stored, facts["pages"], facts["sample_reads"], reads, run_secs)
+    return Job(shards, *stored, facts["pages"], facts["sample_reads"], reads, **run)
 
 
 def count_operations(job: Job) -> list[Operations]:
@@ -104,7 +111,7 @@ def _prepare() -> Iterator[Kind]:
     yield "insert", "state", 3  # Probe, lock, config.
     yield "delete", "plan", 1
     yield "delete", "inputs", 1
-    yield "delete", "state", 3  # Probe, report, abort note.
+    yield "delete", "state", 4  # Probe, report, what `verify` found, abort note.
 
 
 def _hand_out(job: Job) -> Iterator[Kind]:
@@ -129,12 +136,18 @@ def _convert(job: Job) -> Iterator[Kind]:
 
 
 def _watch(job: Job) -> Iterator[Kind]:
-    """The driver, while workers are at it: new ledgers, and the heartbeat of the lock."""
-    looks, beats = int(job.run_secs / _LOOK_SECS), int(job.run_secs / HEARTBEAT_SECS)
-    yield "list", "output", looks * pages_of(len(job.shards) // 2)  # Half of the ledgers stand, in the mean.
+    """The driver, while workers are at it: new ledgers, and the heartbeat of the lock, which workers look after too."""
+    pages = pages_of(len(job.shards) // 2)  # Half of the ledgers stand, in the mean.
+    looks, beats = int(job.run_secs / _pause_secs(pages * job.list_secs)), int(job.run_secs / HEARTBEAT_SECS)
+    yield "list", "output", looks * pages
     yield "get", "ledger", len(job.shards) if job.run_secs else 0
-    yield "get", "state", beats
+    yield "get", "state", beats + int(job.workers * job.run_secs / _KEEP_SECS)
     yield "insert", "state", beats
+
+
+def _pause_secs(look_secs: float) -> float:
+    """Returns the time from one look at the ledgers to the next."""
+    return look_secs + max(_LOOK_SECS, look_secs / _LOOK_SHARE)
 
 
 def _publish(job: Job) -> Iterator[Kind]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from simulate.flags import assumed
+from transforms.gcs_store import GcsStore
 
 CLASSES = {"insert": "A", "copy": "A", "list": "A", "get": "B", "look": "B", "miss": "", "delete": ""}
 """Classes of operations of standard storage. Deletions and answers of 4xx are free; an upload session is one insert."""
@@ -20,6 +21,7 @@ class Rates:
     upload_rate: float = assumed(100e6, "bytes/s of one upload, during which the worker waits")
     saving: float = assumed(0.5, "share of the bytes that zstd:3 saves")
     request_secs: float = assumed(0.03, "one small request: a get, a look, a deletion")
+    client_secs: float = assumed(0.002, "CPU of a small request in the process that makes it")
     open_secs: float = assumed(0.03, "opening one input: its first block, which nothing foresees")
     list_secs: float = assumed(0.25, "one page of 1,000 names of a listing")
     shard_requests: float = assumed(
@@ -48,6 +50,10 @@ class Rates:
         convert = num_bytes / min(self.compress_rate, self.download_rate)
         upload = num_bytes * (1 - self.saving) / self.upload_rate
         return convert + upload + num_files * self.open_secs + self.shard_requests * self.request_secs
+
+    def many_secs(self, num_requests: int) -> float:
+        """Returns how long one process takes for many small requests, as many at a time as it makes."""
+        return num_requests * max(self.client_secs, self.request_secs / GcsStore.requests_at_once)
 
     def price(self, action: str, count: float) -> float:
         """Returns the $ of operations."""

@@ -124,7 +124,8 @@ def show(args: argparse.Namespace, corpus: Corpus, all_facts: list[dict[str, Any
     orders, hand_out_secs = hand_out(dataclasses.replace(spec, root=str(folder)), args.workers)
     outcomes = run_fleets(shards, orders, args)
     run_secs = outcomes["and lost workers"].makespan
-    job = describe_job(folder, shards, sizes, facts, run_secs)
+    run = {"run_secs": run_secs, "workers": args.workers, "list_secs": rates.list_secs}
+    job = describe_job(folder, shards, sizes, facts, **run)
     costs = phase_costs(count_operations(job), rates)
     gathering = measure_gathering(shards, spec, sizes, facts["record_bytes"])
     found = find_bottlenecks(job, facts, gathering, hand_out_secs, rates)
