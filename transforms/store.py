@@ -38,11 +38,9 @@ class Spool(Protocol):
 
 
 class Store(Protocol):
-    """Named byte strings under one root. Names are relative, with `/`. May be used by several threads.
+    """Named byte strings under one root. Names are relative, with `/`; several threads may use it at once.
 
-    Attributes:
-        root: Path or URL.
-        requests_at_once: How many requests one process should have on their way to it; 1 where they take no time.
+    `requests_at_once` says how many requests a process should have on their way to it: 1 where they take no time.
     """
 
     root: str
@@ -92,10 +90,9 @@ class Store(Protocol):
 class LocalStore:
     """A folder of this machine, or one that is mounted on it."""
 
-    requests_at_once = 1
-
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
+        self.requests_at_once = 1
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Links a finished temporary file to the name: the file system lets one caller win."""
@@ -305,8 +302,7 @@ _FOLDER_ATTEMPTS = 10
 
 
 def _temporary_name(path: str) -> str:
-    folder, _, _base = path.rpartition(os.sep)
-    return os.path.join(folder, f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+    return os.path.join(os.path.dirname(path), f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}")
 
 
 def _version(info: os.stat_result) -> Version:
@@ -367,14 +363,11 @@ def _sync_file(path: str) -> None:
 
 def _sync_folder(folder: str) -> None:
     """Makes names in a folder durable; some network file systems cannot and say EINVAL."""
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync_file(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(descriptor)
 
 
 _STORES: dict[str, Callable[[str], Store]] = {}

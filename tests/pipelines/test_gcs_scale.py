@@ -89,7 +89,7 @@ PHASES: dict[Callable[[Store, JobSpec], None], int] = {
     watch: 1,
     tidy_up: 8,  # Put by the test, ledger, its files and their final names, deleted.
     give_names: 15,
-    verify: 14,
+    verify: 16,
     delete: 1,
 }
 """Requests a shard."""

@@ -173,7 +173,8 @@ def _as_sent(secrets: set[str], url: httpx.URL) -> set[str]:
     """Returns secrets in each form in which a service may send them back: plain, quoted, as basic credentials."""
     quoted = {quote(secret) for secret in secrets for quote in (urllib.parse.quote, urllib.parse.quote_plus)}
     basic = {base64.b64encode(url.userinfo).decode(), url.userinfo.decode()} if url.userinfo else set()
-    return secrets | quoted | basic
+    query = url.query.decode("ascii", "replace")
+    return secrets | quoted | basic | {part for part in (query, *query.split("&")) if part}
 
 
 def _check_number(name: str, value: Any, least: int, types: tuple[type, ...] = (int,)) -> None:
