@@ -341,6 +341,37 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
     check_output(place, tmp_path, download(f"{place.bucket}/local", tmp_path / "local"))
 
 
+@pytest.mark.slow
+def test_what_cannot_be_installed_ends_the_job_with_what_pip_says(
+    emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "broken-1.tar.gz", "w:gz") as archive:
+        (tmp_path / "setup.py").write_text("raise SystemExit('no compiler on this machine')")
+        archive.add(tmp_path / "setup.py", "broken-1/setup.py")
+    env = execute.machine_environment(cloud)
+    package = f"--extra_package={tmp_path / 'broken-1.tar.gz'}"
+    with (
+        execute.machines(tmp_path / "machines", base_python, env) as machines,
+        submit.submitting(cloud, place.folder, place.submitted(package)) as driver,
+    ):
+        execute.execute(driver.job(), machines)
+        assert driver.wait() == 1
+        assert "no compiler on this machine" in driver.text
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_not_the_one_that_was_submitted_is_not_run(
+    emulator: Emulator, cloud: Cloud, base_python: Path, submission: Submission, tmp_path: Path
+) -> None:
+    options = {**submission.job.options, "pipelineProtoHash": "0" * 64}
+    job = Job({"name": "altered", "environment": {"sdkPipelineOptions": {"options": options}}}, "altered")
+    with execute.machines(tmp_path / "machines", base_python, execute.machine_environment(cloud)) as machines:
+        execute.execute(job, machines)
+        assert machines.containers() == []
+    assert job.state == "FAILED"
+    assert "and should be 0000" in job.messages[0][1]
+
+
 # How the command ends.
 
 
