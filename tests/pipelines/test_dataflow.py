@@ -237,8 +237,8 @@ def test_what_is_grouped_is_small_and_holds_no_bytes_whatever_the_payload(
         assert jobs.convert(*command, "--shards", "10") == 0
         assert len(jobs.shards(tmp_path / corpus / "out")) == 10
     assert types == {"int", "str", "bool", "NoneType"}
-    assert 0 < sizes["small"] < 10 * 5_000
-    assert abs(sizes["large"] - sizes["small"]) < 10 * 20  # Numbers have more digits.
+    assert 0 < sizes["small"] < 10 * 2_000
+    assert abs(sizes["large"] - sizes["small"]) < 10 * 50  # Numbers have more digits.
 
 
 # That it runs.
@@ -308,14 +308,14 @@ def test_a_detached_job_finishes_by_itself(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
+def test_a_worker_that_is_killed_ends_the_job_and_another_runner_finishes_it(
     emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
 ) -> None:
     slow = "my_steps:keep,secs=0.005"
     env = execute.machine_environment(cloud)
     ledgers = GcsStore(f"{place.bucket}/out")
     with (
-        execute.machines(tmp_path / "first", base_python, env) as machines,
+        execute.machines(tmp_path / "machines", base_python, env) as machines,
         submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
     ):
         job = driver.job()
@@ -329,12 +329,8 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
         assert driver.wait() == 1, driver.text
     committed = {name: ledgers.get(name) for name, _ in ledgers.list("_gristmill/shards/")}
     assert 0 < len(committed) < 6
-    with (
-        execute.machines(tmp_path / "second", base_python, env) as machines,
-        submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
-    ):
-        execute.execute(driver.job(), machines)
-        assert driver.wait() == 0, driver.text
+    again = jobs.spawn(place.command("out", "--workers", "2", step=slow), place.folder)
+    assert again.returncode == 0, again.stderr
     assert {name: ledgers.get(name) for name in committed} == committed
     done = jobs.spawn(place.command("local", "--workers", "2", step=slow), place.folder)
     assert done.returncode == 0, done.stderr
