@@ -237,8 +237,8 @@ def test_what_is_grouped_is_small_and_holds_no_bytes_whatever_the_payload(
         assert jobs.convert(*command, "--shards", "10") == 0
         assert len(jobs.shards(tmp_path / corpus / "out")) == 10
     assert types == {"int", "str", "bool", "NoneType"}
-    assert 0 < sizes["small"] < 10 * 5_000
-    assert abs(sizes["large"] - sizes["small"]) < 10 * 20  # Numbers have more digits.
+    assert 0 < sizes["small"] < 10 * 2_000
+    assert abs(sizes["large"] - sizes["small"]) < 10 * 50  # Numbers have more digits.
 
 
 # That it runs.
@@ -308,14 +308,14 @@ def test_a_detached_job_finishes_by_itself(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
+def test_a_worker_that_is_killed_ends_the_job_and_another_runner_finishes_it(
     emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
 ) -> None:
     slow = "my_steps:keep,secs=0.005"
     env = execute.machine_environment(cloud)
     ledgers = GcsStore(f"{place.bucket}/out")
     with (
-        execute.machines(tmp_path / "first", base_python, env) as machines,
+        execute.machines(tmp_path / "machines", base_python, env) as machines,
         submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
     ):
         job = driver.job()
@@ -329,16 +329,43 @@ def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_finishes_it(
         assert driver.wait() == 1, driver.text
     committed = {name: ledgers.get(name) for name, _ in ledgers.list("_gristmill/shards/")}
     assert 0 < len(committed) < 6
-    with (
-        execute.machines(tmp_path / "second", base_python, env) as machines,
-        submit.submitting(cloud, place.folder, place.submitted(step=slow)) as driver,
-    ):
-        execute.execute(driver.job(), machines)
-        assert driver.wait() == 0, driver.text
+    again = jobs.spawn(place.command("out", "--workers", "2", step=slow), place.folder)
+    assert again.returncode == 0, again.stderr
     assert {name: ledgers.get(name) for name in committed} == committed
     done = jobs.spawn(place.command("local", "--workers", "2", step=slow), place.folder)
     assert done.returncode == 0, done.stderr
     check_output(place, tmp_path, download(f"{place.bucket}/local", tmp_path / "local"))
+
+
+@pytest.mark.slow
+def test_what_cannot_be_installed_ends_the_job_with_what_pip_says(
+    emulator: Emulator, cloud: Cloud, base_python: Path, place: Place, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "broken-1.tar.gz", "w:gz") as archive:
+        (tmp_path / "setup.py").write_text("raise SystemExit('no compiler on this machine')")
+        archive.add(tmp_path / "setup.py", "broken-1/setup.py")
+    env = execute.machine_environment(cloud)
+    package = f"--extra_package={tmp_path / 'broken-1.tar.gz'}"
+    with (
+        execute.machines(tmp_path / "machines", base_python, env) as machines,
+        submit.submitting(cloud, place.folder, place.submitted(package)) as driver,
+    ):
+        execute.execute(driver.job(), machines)
+        assert driver.wait() == 1
+        assert "no compiler on this machine" in driver.text
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_not_the_one_that_was_submitted_is_not_run(
+    emulator: Emulator, cloud: Cloud, base_python: Path, submission: Submission, tmp_path: Path
+) -> None:
+    options = {**submission.job.options, "pipelineProtoHash": "0" * 64}
+    job = Job({"name": "altered", "environment": {"sdkPipelineOptions": {"options": options}}}, "altered")
+    with execute.machines(tmp_path / "machines", base_python, execute.machine_environment(cloud)) as machines:
+        execute.execute(job, machines)
+        assert machines.containers() == []
+    assert job.state == "FAILED"
+    assert "and should be 0000" in job.messages[0][1]
 
 
 # How the command ends.
