@@ -80,7 +80,8 @@ test: PYTEST_FLAGS ?= --numprocesses=auto
 test: venv ## run the tests that are not slow, one process a core (PYTEST_FLAGS=...)
 	$(BIN)python -m pytest -m "not slow and not sdk" $(PYTEST_FLAGS)
 
-test-slow: venv ## run the slow tests, one after the other (PYTEST_FLAGS=...)
+test-slow: PYTEST_FLAGS ?= --numprocesses=auto --dist=loadfile
+test-slow: venv ## run the slow tests, half an hour of them (PYTEST_FLAGS=...)
 	$(BIN)python -m pytest -m slow $(PYTEST_FLAGS)
 
 SDK_TESTS := tests/sdk tests/pipelines/test_convert.py tests/transforms/test_shard_writer.py \

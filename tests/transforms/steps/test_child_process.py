@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -35,8 +36,18 @@ def child(steps: Steps) -> Iterator[ChildProcess]:
     process.close()
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> list[str]:
+    """The pipes, shared memory and process handles of this process; connections of tests before may still close."""
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(name for name in names if name.startswith(("pipe:", "/memfd:", "anon_inode:[pidfd]")))
+
+
+def children() -> list[psutil.Process]:
+    """Processes that run steps; servers of other tests may be children, too."""
+    return [one for one in psutil.Process().children() if any(word.endswith("child.py") for word in one.cmdline())]
 
 
 def test_batch_goes_in_and_outcomes_come_out(child: ChildProcess) -> None:
@@ -75,12 +86,12 @@ def test_close_gives_everything_back(steps: Steps) -> None:
         child.close()
         child.close()
     assert open_files() == before
-    assert psutil.Process().children() == []
+    assert children() == []
 
 
 def test_process_ends_with_the_last_reference(steps: Steps) -> None:
     child = ChildProcess(make_spec("/nowhere", steps=(steps.act(),), import_paths=(str(steps.folder),)))
-    [process] = psutil.Process().children()
+    [process] = children()
     del child
     gc.collect()
     assert not process.is_running()
