@@ -181,7 +181,7 @@ def test_the_graph_is_as_small_for_ten_thousand_inputs_as_for_few(
     many = capture(cloud, place, command)
     assert len(read(f"{place.bucket}/two/_gristmill/inputs.jsonl").splitlines()) == 10_000
     assert len(many.graph) < LARGEST_GRAPH
-    assert abs(len(many.graph) - len(submission.graph)) < 100  # Numbers have more digits.
+    assert abs(len(many.graph) - len(submission.graph)) < 500  # Numbers have more digits, and it is compressed.
 
 
 # What is shuffled.

@@ -15,7 +15,7 @@ import gcs_emulator
 import jobs
 from gcs_emulator import Emulator
 from grown_set import DAMAGES, GrownSet, check_differences, content, damage_all, delete
-from pipelines import verify
+from pipelines import local_runner, verify
 from pipelines.cli import main
 from transforms.check_shard import Found, ShardChecker
 from transforms.gcs_store import GcsStore
@@ -74,7 +74,7 @@ def test_a_generation_that_is_being_published_is_told_without_a_pipeline(
     grown: GrownSet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete("_gristmill/g002/finished.json")(grown.store)
-    monkeypatch.setattr(verify, "_run", None)
+    monkeypatch.setattr(local_runner, "submit_pipeline", None)
     for flags in ([], [IN_MEMORY]):
         assert jobs.verify(grown.out, *flags) == 4
         assert "the next `replay` completes it" in capsys.readouterr().out
@@ -168,22 +168,25 @@ class TestFlags:
 
     @pytest.mark.parametrize("unknown", [[], [IN_MEMORY], ["--direct_num_workers=2"]])
     def test_detach_wants_a_runner_elsewhere(self, unknown: list[str], grown: GrownSet) -> None:
-        with pytest.raises(ValueError, match="--detach leaves the work to a runner elsewhere"):
+        with pytest.raises(ValueError, match="--detach is for runners elsewhere"):
             verify.run(str(grown.out), unknown, detach=True)
 
     def test_detach_leaves_the_result_to_the_runner(
         self, grown: GrownSet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        left: list[tuple[Any, list[str], bool]] = []
-        monkeypatch.setattr(verify, "_run", lambda transform, flags, *, detach: left.append((transform, flags, detach)))
+        left: list[tuple[Any, list[str]]] = []
+        monkeypatch.setattr(local_runner, "submit_pipeline", lambda transform, flags: left.append((transform, flags)))
         DAMAGES["shard_flipped"].act(grown.store)
         grown.store.put("_gristmill/verify.json", b"an older one")
-        assert verify.run(str(grown.out), ["--runner=BundleBasedDirectRunner"], detach=True) == 0
+        elsewhere = ["--runner=PortableRunner", "--job_endpoint=localhost:1"]
+        assert verify.run(str(grown.out), elsewhere, detach=True) == 0
         assert "the result will stand in _gristmill/verify.json" in capsys.readouterr().out
-        assert [(flags, detach) for _, flags, detach in left] == [(["--runner=BundleBasedDirectRunner"], True)]
+        [(transform, flags)] = left
+        assert flags[:2] == elsewhere
+        assert flags[2].startswith("--setup_file=")
         assert not (grown.out / "_gristmill/verify.json").exists()
         monkeypatch.undo()
-        verify._run(left[0][0], [IN_MEMORY], detach=False)
+        local_runner.wait_for(local_runner.submit_pipeline(transform, local_runner.local_flags([IN_MEMORY], 0)))
         assert json.loads((grown.out / "_gristmill/verify.json").read_text())["num_differences"] == 1
 
     def test_a_folder_without_a_job_is_wrong_usage(self, tmp_path: Path) -> None:
