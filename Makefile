@@ -17,6 +17,12 @@ export $(SETTINGS)
 $(foreach name,$(SETTINGS),$(if $(filter command environment,$(firstword $(origin $(name)))), \
 	$(eval override $(name) := $$(value $(name)))))
 
+# A setting that is misspelt would be ignored without a word, and a job without MAX_WORKERS costs more.
+KNOWN := $(SETTINGS) PYTHON VENV SHELL PYTEST_FLAGS TORTURE_FLAGS BENCH_FLAGS SIMULATE_FLAGS MAKE%
+UNKNOWN := $(strip $(foreach name,$(filter-out $(KNOWN),$(.VARIABLES)), \
+	$(if $(findstring command line,$(origin $(name))),$(name))))
+$(if $(UNKNOWN),$(error there is no setting $(UNKNOWN); there are $(filter-out MAKE%,$(KNOWN))))
+
 export GOALS := $(MAKECMDGOALS)
 
 PYTHON ?= python3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipelines.errors import UsageError, did_you_mean
@@ -70,6 +70,14 @@ def flag_value(flags: list[str], name: str) -> str | None:
         if flag == f"--{name}" and number + 1 < len(flags):
             return flags[number + 1]
     return None
+
+
+def tell_file_systems(flags: list[str], names: Iterable[str]) -> None:
+    """Gives Beam's file systems their options, if any of these names is one of theirs."""
+    if any("://" in name and not name.startswith("gs://") for name in names):
+        from transforms.beam_files import use_flags
+
+        use_flags(flags)
 
 
 def _check_runner(name: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from pipelines.dataflow_service import Service
 from pipelines.errors import DONE, FAILED, UsageError
+from pipelines.output import open_output
 from transforms.job_lock import describe, is_stale, read_lock, release_lock
-from transforms.store import Store, open_store
+from transforms.plan_file import PLAN_NAME
+from transforms.store import Store
 
 _PATIENCE_SECS = 600.0
 _LOOK_SECS = 2.0
@@ -27,11 +29,10 @@ def run(output: str) -> int:
     Raises:
         UsageError: There is nothing to stop, or it cannot be reached.
     """
-    try:
-        store = open_store(output)
-        found = read_lock(store)
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+    store = open_output(output)
+    found = read_lock(store)
+    if found is None and store.size(PLAN_NAME) is None:
+        raise UsageError(f"{output} holds no job of gristmill: there is no {PLAN_NAME}")
     if found is None:
         print(f"{store.root}: nothing runs")
         return DONE

@@ -25,6 +25,7 @@ _NO_SECRETS = (
     "this looks like a credential, which would be copied to the output directory; write ${NAME} for an environment "
     "variable (http.post and other HTTP steps), read it in the step itself, or pass Beam's options as flags"
 )
+_MAX_NAME_BYTES = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -35,7 +36,18 @@ def _to_bytes(value: Any) -> Any:
 Bytes = Annotated[int, pydantic.BeforeValidator(_to_bytes), pydantic.Field(ge=1)]
 
 
-class _Strict(pydantic.BaseModel):
+class _Numbers(pydantic.BaseModel):
+    """Where true and false are no numbers."""
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("expected no true or false")
+        return value
+
+
+class _Strict(_Numbers):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
@@ -95,6 +107,16 @@ class WriteConfig(_Strict):
         check_template(value)
         return value
 
+    @pydantic.model_validator(mode="after")
+    def _check_length(self) -> WriteConfig:
+        longest = max(len(part.encode()) for part in self.template.split("/")) + len(self.name) + len(self.split)
+        if longest > _MAX_NAME_BYTES:
+            raise ValueError(
+                f"file names would be about {longest} bytes long, and file systems take 255; shorten write.name, "
+                "write.split or write.template"
+            )
+        return self
+
 
 class DeadLettersConfig(_Strict):
     """How much may fail, and where failures are kept."""
@@ -113,7 +135,7 @@ class DeadLettersConfig(_Strict):
         return value
 
 
-class StepOptionsConfig(pydantic.BaseModel):
+class StepOptionsConfig(_Numbers):
     """The options that every step may have; see `transforms.steps.options.StepOptions`."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
@@ -182,9 +204,21 @@ def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig
         raise UsageError("\n".join(where + _explain(problem) for problem in error.errors())) from error
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice in a group: the last would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        fields = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise UsageError(f"config {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,12 +9,12 @@ import tempfile
 from typing import Any
 
 from pipelines import append
-from pipelines.beam_options import check_flags, config_flags
+from pipelines.beam_options import check_flags, config_flags, tell_file_systems
 from pipelines.config import JobConfig, load_config, parse_change, parse_step
 from pipelines.dataflow_service import is_running
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
-from pipelines.output import check_output, is_published
+from pipelines.output import check_output, is_published, open_output
 from pipelines.plan_job import plan_job
 from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import recall_earlier_plans, resume_anyway
@@ -25,7 +25,7 @@ from transforms.finish import delete_leftovers
 from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.report import read_report
 from transforms.steps.load import StepError, load_steps
-from transforms.store import OutputError, Store, open_store
+from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
 
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     workers = parse_workers(args.workers)
     check_steps(config)
     check_remote(flags, config.write.output, config.source.patterns, detach=args.detach)
-    store = _open_output(config)
+    tell_file_systems(flags, [config.write.output, *config.source.patterns])
+    store = open_output(config.write.output)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         how = Run(flags, workers, scratch, JobLock(store, is_running=is_running), process, args.detach)
         if args.append and append.has_job(store):
@@ -134,10 +135,3 @@ def check_steps(config: JobConfig) -> None:
         load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
         raise UsageError(str(error)) from error
-
-
-def _open_output(config: JobConfig) -> Store:
-    try:
-        return open_store(config.write.output)
-    except ValueError as error:
-        raise UsageError(f"write.output: {error}") from error

@@ -46,6 +46,7 @@ def main() -> None:
     _prepare()
     with without_collecting(), without_google():
         from pipelines import local_runner
+        from pipelines.beam_options import tell_file_systems
         from pipelines.job_log import log_to_job
         from transforms.convert import ConvertCorpus  # noqa: F401  (the order comes while this loads)
         from transforms.store import open_store
@@ -53,6 +54,7 @@ def main() -> None:
     if not data:
         return  # The command found nothing to do.
     order: Order = pickle.loads(data)
+    tell_file_systems(order.flags, [order.spec.root])
     with log_to_job(open_store(order.spec.root)):
         watch = _WorkerWatch(order, int(sys.argv[1]))
         watch.answer(local_runner.describe_run(order.spec, order.flags, max(1, order.num_workers)))

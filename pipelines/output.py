@@ -19,8 +19,22 @@ from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
 from transforms.report import MANIFEST_NAME, REPORT_NAME, VERIFIED_NAME, changed_keys, read_report
-from transforms.store import OutputError, Store
+from transforms.store import OutputError, Store, open_store
 from transforms.tries import TRIES
+
+
+def open_output(root: str) -> Store:
+    """Opens an output directory and asks it a question, so that it is known to answer.
+
+    Raises:
+        UsageError: It cannot be opened or reached.
+    """
+    try:
+        store = open_store(root)
+        store.size(PLAN_NAME)
+    except (OutputError, ValueError, OSError) as error:
+        raise UsageError(f"output: {error}") from error
+    return store
 
 
 def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
@@ -74,10 +88,16 @@ def _foreign_file(store: Store, spec: JobSpec) -> str | None:
     return next((name for name, _ in list_shard_files(store, spec)), None)
 
 
+_CUTTING = ("inputs", "write.shards", "limit")
+"""What decides how the input is cut: committed shards cannot be kept when it changes."""
+
+
 def _choices(changed: list[str]) -> str:
     """Returns what else can be done when so much changed."""
     if changed == ["inputs"]:
         return "pass --append to convert only what is new, or --overwrite to replace it once the new set is whole"
+    if any(key in _CUTTING or key.startswith("source") for key in changed):
+        return "take the old values, or pass --overwrite to replace it once the new set is whole"
     return (
         "pass --overwrite to replace it once the new set is whole, or pass --resume-anyway to keep the shards that are "
         "committed"

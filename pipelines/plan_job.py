@@ -174,6 +174,9 @@ def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
             file.close()
         if guess is not None:
             return guess
+    errors = [source.error[1] for source in chosen if source.error is not None]
+    if len(errors) == len(chosen):
+        raise UsageError(f"no input can be read: {errors[0] if errors else 'there is none'}")
     names = ", ".join(display_name(source.name) for source in chosen[:3])
     raise UsageError(
         f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}"

@@ -80,20 +80,26 @@ class JobWatch:
         """The books of all committed shards, added up."""
         return self._running.totals
 
-    def speed(self) -> dict[str, float] | None:
-        """Returns shards, records and bytes read a second while the last ones were committed.
+    def speed(self, since: float | None = None) -> dict[str, float] | None:
+        """Returns shards, records and bytes read a second, in the ten minutes up to the last commit.
 
-        Told from the times of the commits alone, so that it holds whatever clock this machine has, and after the job's
-        end too. None until there were two moments of commits.
+        Args:
+            since: Unix time at which this run began, None where it is not known. Then the first of these commits is
+                taken for the beginning, so that there must have been two moments of commits.
+
+        Returns:
+            "shards", "records" and "bytes"; None where it cannot be told yet.
         """
         if not self._commits:
             return None
-        newest = max(time for time, _ in self._commits)
-        recent = sorted((one for one in self._commits if one[0] > newest - _SPEED_SECS), key=lambda one: one[0])
-        secs = newest - recent[0][0]
-        if not secs:
+        newest = max(moment for moment, _ in self._commits)
+        recent = [one for one in self._commits if one[0] > max(newest - _SPEED_SECS, since or 0)]
+        first = min((moment for moment, _ in recent), default=newest)
+        began = first if since is None else max(since, newest - _SPEED_SECS)
+        if newest <= began:
             return None
-        books = [books for _, books in recent[1:]]  # When the first of them was begun, nobody knows.
+        books = [books for moment, books in recent if moment > began]
+        secs = newest - began
         return {
             "shards": len(books) / secs,
             "records": sum(one["records_read"] for one in books) / secs,

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.beam_options import check_flags, config_flags
+from pipelines.beam_options import check_flags, config_flags, tell_file_systems
 from pipelines.config import JobConfig, load_config, parse_change
 from pipelines.convert import check_steps, parse_workers
 from pipelines.dataflow_service import is_running
@@ -25,6 +25,7 @@ from pipelines.generation_jobs import (
     stored_config,
     unfinished,
 )
+from pipelines.output import open_output
 from pipelines.plan_replay import PlannedReplay, plan_replay
 from pipelines.remote_job import check_remote
 from pipelines.run_job import Run, run_locked
@@ -33,7 +34,7 @@ from transforms.generations import generation_name, see_as
 from transforms.job_lock import JobLock
 from transforms.letters import Selection
 from transforms.report import changed_keys, read_report
-from transforms.store import Store, open_store
+from transforms.store import Store
 from transforms.whole import Generation, load_generation
 
 _CHANGEABLE = ("steps", "source.max_record_bytes", "dead_letters.max_fraction", "dead_letters.max_count", "beam")
@@ -53,9 +54,11 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     Raises:
         UsageError: Something is wrong that can be mended before any work.
     """
+    flags = check_flags(unknown)
+    tell_file_systems(flags, [args.output])
     base = _load_base(args.output)
     config = config_of(args, base)
-    flags = config_flags(config.beam) + check_flags(unknown)
+    flags = config_flags(config.beam) + flags
     workers = parse_workers(args.workers)
     _import_anew(config.steps)
     check_steps(config)
@@ -72,7 +75,7 @@ def _flat(values: list[list[str]] | None) -> tuple[str, ...]:
 
 def _load_base(output: str) -> Generation:
     try:
-        base = load_generation(open_store(output), "")
+        base = load_generation(open_output(output), "")
     except FileNotFoundError as error:
         raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
     except (ValueError, OSError) as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from pipelines.errors import DONE, UsageError
+from pipelines.output import open_output
 from transforms.finish import write_report
 from transforms.report import read_report
-from transforms.store import Store, open_store
+from transforms.store import OutputError, Store
 from transforms.whole import build_whole
 
 
@@ -19,7 +21,10 @@ def run(output: str, *, as_json: bool) -> int:
         UsageError: There is no job in the directory.
     """
     store, report = load_report(output)
-    write_report(store, report)
+    try:
+        write_report(store, report)
+    except (OutputError, OSError) as error:
+        print(f"gristmill report: it is not written down: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(report, indent=1))
     else:
@@ -33,12 +38,12 @@ def load_report(output: str) -> tuple[Store, dict[str, Any]]:
     Raises:
         UsageError: There is no job in the directory.
     """
+    store = open_output(output)
     try:
-        store = open_store(output)
         report = build_whole(store)
     except FileNotFoundError as error:
         raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
-    except (ValueError, OSError) as error:
+    except (OutputError, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     before = read_report(store)
     if before is not None and before["plan_id"] == report["plan_id"]:
@@ -50,6 +55,10 @@ def print_report(store: Store, report: dict[str, Any], generation: str = "") -> 
     """Prints the report in a screen's length; with the name of a generation, it is said to be of that alone."""
     alone = f", {generation} alone" if generation else ""
     print(f"\n{report['status']}: {store.root}{alone}" + (f"\n  {report['message']}" if report["message"] else ""))
+    if report["status"] == "over_budget":
+        print(
+            "  next     look at the dead letters; mend what fails, or allow more: --set dead_letters.max_fraction=..."
+        )
     print_counts(report)
     if report["shards"]:
         first, last = report["shards"][0]["name"], report["shards"][-1]["name"]

@@ -7,13 +7,14 @@ from typing import Any
 
 from pipelines import dataflow_service
 from pipelines.errors import DONE, UsageError
+from pipelines.output import open_output
 from pipelines.progress import JobWatch
 from pipelines.report import print_counts
 from transforms.books import BYTES, COUNTS
 from transforms.budget import called_off
 from transforms.job_lock import describe, is_stale, read_lock
 from transforms.report import read_report
-from transforms.store import Store, open_store
+from transforms.store import OutputError, Store
 from transforms.whole import Generation, list_generations, load_generation
 
 
@@ -23,12 +24,12 @@ def run(output: str, *, as_json: bool) -> int:
     Raises:
         UsageError: There is no job in the directory.
     """
+    store = open_output(output)
     try:
-        store = open_store(output)
         status = job_status(store)
     except FileNotFoundError as error:
         raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
-    except (ValueError, OSError) as error:
+    except (OutputError, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if as_json:
         print(json.dumps(status, indent=1))
@@ -56,7 +57,7 @@ def job_status(store: Store) -> dict[str, Any]:
     watch = JobWatch(job.store, job.spec, may_call_off=False)
     watch.look()
     holder, service = _holder(store)
-    speed = watch.speed()
+    speed = watch.speed(None if holder is None else holder.get("since"))
     left = job.spec.num_shards - watch.num_committed
     totals = watch.totals
     return {

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipelines import local_runner
-from pipelines.beam_options import check_flags
+from pipelines.beam_options import check_flags, tell_file_systems
 from pipelines.dataflow import Load, make_job_name
-from pipelines.errors import DONE, FAILED, UNBALANCED
+from pipelines.errors import DONE, FAILED, STATUS_CODES, UNBALANCED
 from pipelines.imports import without_collecting
 from pipelines.remote_job import check_remote, complete_flags, outlives
 from pipelines.report import load_report
@@ -47,6 +47,7 @@ def run(output: str, unknown: Sequence[str] = (), *, detach: bool = False) -> in
     """
     flags = check_flags(list(unknown))
     check_remote(flags, output, detach=detach)
+    tell_file_systems(flags, [output])
     try:
         store, rebuilt = load_report(output)
         order = order_verify(store, rebuilt)
@@ -86,6 +87,9 @@ def print_result(store: Store, rebuilt: dict[str, Any], result: dict[str, Any]) 
     if count:
         print(f"{store.root}: {count} differences; {records}")
         return UNBALANCED
+    if rebuilt["status"] != "done":
+        print(f"{store.root}: nothing is published: {rebuilt['message']}; what was kept is whole")
+        return STATUS_CODES[rebuilt["status"]]
     print(f"{store.root}: verified, {records}, {rebuilt['records_dead']:,} dead letters")
     return DONE
 

@@ -34,9 +34,9 @@ class BeamFile:
         self._file: Any = self._call(self._open, source)
 
     def _open(self, source: Input) -> Any:
-        from apache_beam.io.filesystems import FileSystems
+        from transforms.beam_files import file_system
 
-        system: Any = FileSystems.get_filesystem(source.name)
+        system = file_system(source.name)
         if not system.exists(source.name):
             raise FileNotFoundError(errno.ENOENT, f"there is no {source.name}")
         now = system.metadata(source.name)

@@ -41,9 +41,9 @@ class BeamStore:
     @property
     def _fs(self) -> Any:
         """A file system of the caller's own: Beam does not share one between threads either."""
-        from apache_beam.io.filesystems import FileSystems
+        from transforms.beam_files import file_system
 
-        return FileSystems.get_filesystem(self.root)
+        return file_system(self.root)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Looks, writes, and reads back who won; see the module's text."""

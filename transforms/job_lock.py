@@ -59,6 +59,7 @@ class JobLock:
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._job: dict[str, Any] | None = None
+        self._since = time.time()
         self.token = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
     def __enter__(self) -> JobLock:
@@ -122,6 +123,7 @@ class JobLock:
             "pid": os.getpid(),
             "pid_started": _process_start(os.getpid()),
             "token": self.token,
+            "since": self._since,
             "heartbeat": time.time(),
             "job": self._job,
         }

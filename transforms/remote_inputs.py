@@ -67,13 +67,12 @@ class _Beam:
     """A file system of Beam's, which lists a folder as its module does: whole, or its first level."""
 
     def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
-        from apache_beam.io.filesystems import FileSystems
-
+        from transforms.beam_files import file_system
         from transforms.transient import try_again
 
         folder = prefix[: prefix.rfind("/") + 1]
         try:
-            found = try_again(lambda: [*FileSystems.get_filesystem(prefix)._list(folder)])
+            found = try_again(lambda: [*file_system(prefix)._list(folder)])
         except FileNotFoundError:
             return
         except Exception as error:

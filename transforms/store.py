@@ -397,5 +397,8 @@ def open_store(root: str) -> Store:
 
     try:
         return BeamStore(root)
-    except ValueError as error:
-        raise ValueError(f"output {root!r}: expected a local path or a file system that Beam knows; {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{root} cannot be opened: {error}; expected a local path, gs://, or a file system whose module and "
+            "options Beam has, such as pip install 'apache-beam[aws]' and --s3_region_name=... for s3://"
+        ) from error

@@ -408,3 +408,10 @@ def test_image_of_a_project_with_a_domain_has_a_valid_name(checkout: Checkout) -
     assert checkout.make("dataflow-image", "PROJECT=example.com:my-project", PLACE[1]).returncode == 0
     name = f"us-central1-docker.pkg.dev/example.com/my-project/gristmill/worker:{VERSION}"
     assert checkout.calls()[2] == ["docker", "push", name]
+
+
+def test_a_setting_that_does_not_exist_is_refused_before_anything_runs(checkout: Checkout) -> None:
+    done = checkout.make("dataflow-tfrecord", *PLACE, *PATHS, "MAX_WORKER=3")
+    assert done.returncode == 2
+    assert "there is no setting MAX_WORKER; there are CONFIG INPUT" in done.stderr
+    assert checkout.calls() == []

@@ -1,0 +1,136 @@
+"""What is wrong with a call is said before any work, in words that help."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import jobs
+from pipelines.cli import main
+from pipelines.config import load_config
+from pipelines.errors import UsageError
+from pipelines.progress import JobWatch
+from transforms.report import load_spec
+from transforms.store import LocalStore, OutputError
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    jobs.write_tfrecord(tmp_path / "in/a", [jobs.payload(0, number) for number in range(9)])
+    return tmp_path
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("source.max_record_bytes", "write.group_size", "write.shards", "dead_letters.max_fraction"),
+            *("dead_letters.max_count", "dead_letters.max_payload_bytes"),
+        ],
+    )
+    def test_true_is_no_number(self, key: str) -> None:
+        with pytest.raises(UsageError, match=f"{key}: expected .*got True"):
+            load_config(None, [(key, True)])
+
+    def test_true_is_no_number_of_a_steps_options_either(self) -> None:
+        with pytest.raises(UsageError, match=r"steps\[0\].timeout_secs: expected no true or false"):
+            load_config(None, [("steps", [{"use": "example.check", "timeout_secs": True}])])
+
+    def test_switches_may_be_true(self) -> None:
+        config = load_config(None, [("write.check_space", True), ("steps", [{"use": "x", "isolate": True}])])
+        assert config.write.check_space
+        assert config.steps[0]["isolate"] is True
+
+    @pytest.mark.parametrize("text", ["steps: []\nsteps: []\n", "write:\n  name: a\n  name: b\n"])
+    def test_a_key_that_stands_twice_is_refused(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_text(text)
+        with pytest.raises(UsageError, match=r"the key (steps|name) stands twice"):
+            load_config(str(tmp_path / "job.yaml"), [])
+
+    def test_names_that_no_file_system_takes_are_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"file names would be about 2.. bytes long"):
+            load_config(None, [("write.name", "n" * 200)])
+
+
+class TestOutput:
+    def test_that_cannot_exist_is_refused(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert jobs.convert("--input", "in", "--output", "x" * 300) == 2
+        assert "output: [Errno 36] File name too long" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", ["convert", "status", "report", "verify", "cancel", "replay"])
+    def test_of_a_file_system_whose_module_is_missing_is_refused(
+        self, command: str, place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--input", "in", "--output", "hdfs://b/x"] if command == "convert" else ["hdfs://b/x"]
+        assert main([command, *arguments]) == 2
+        assert "output: hdfs://b/x cannot be opened" in capsys.readouterr().err
+
+    def test_with_other_shards_is_not_said_to_be_resumable(
+        self, place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert jobs.convert("--input", "in", "--output", "out", "--shards", "2") == 0
+        capsys.readouterr()
+        assert jobs.convert("--input", "in", "--output", "out", "--shards", "3") == 2
+        message = capsys.readouterr().err
+        assert "write.shards changed" in message
+        assert "resume-anyway" not in message
+
+
+def test_inputs_that_cannot_be_read_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.symlink("loop", place / "in/loop")
+    assert jobs.convert("--input", "in/loop", "--output", "out") == 2
+    assert "no input can be read: " in capsys.readouterr().err
+
+
+def test_cancel_of_a_folder_without_a_job_is_wrong_usage(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cancel", "nothing"]) == 2
+    assert "nothing holds no job of gristmill" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_printed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.convert("--input", "in", "--output", "out") == 0
+
+    def refuse(*_: object) -> None:
+        raise OutputError("cannot write report.html: Read-only file system")
+
+    monkeypatch.setattr(LocalStore, "put", refuse)
+    capsys.readouterr()
+    assert main(["report", "out", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["records_written"] == 9
+    assert "it is not written down: cannot write report.html" in printed.err
+
+
+def test_what_is_over_its_budget_is_not_verified_and_says_what_to_do(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (place / "in/a").open("ab") as file:
+        file.write(b"x" * 10_000)
+    assert jobs.convert("--input", "in", "--output", "out") == 3
+    assert "--set dead_letters.max_fraction=..." in capsys.readouterr().out
+    assert main(["verify", "out"]) == 3
+    assert "nothing is published" in capsys.readouterr().out
+
+
+def test_the_speed_counts_from_when_the_run_began(place: Path) -> None:
+    assert jobs.convert("--input", "in", "--output", "out", "--shards", "3") == 0
+    store = LocalStore("out")
+    for name, moment in (("00000", 100.0), ("00001", 1_010.0), ("00002", 1_010.5)):
+        path = f"_gristmill/shards/{name}.json"
+        found = store.get(path)
+        assert found is not None
+        store.put(path, json.dumps({**json.loads(found[0]), "committed_at": moment}).encode())
+    watch = JobWatch(store, load_spec(store)[0], may_call_off=False)
+    watch.look()
+    speed = watch.speed(since=1_000.5)
+    assert speed is not None
+    assert speed["shards"] == 2 / 10  # The first was committed by an earlier run.
+    alone = watch.speed()
+    assert alone is not None
+    assert alone["shards"] == 1 / 0.5  # When the second was begun, nobody knows.
