@@ -105,7 +105,7 @@ def check_output(files: list[TortureFile], format_name: str, out: Path, status: 
     require(next(records, None) is None, "more records than the files account for")
     check_books(files, format_name, out, rows, letters)
     require(status == (0 if written else 3), f"the job ended with {status} and wrote {len(written)} records")
-    require(main(["verify", str(out)]) == 0, "verify found a difference")
+    require(main(["verify", str(out)]) == status, "verify found a difference")
     tally.counts["corpora"] += 1
     tally.counts["files"] += len(files)
     tally.counts["records"] += sum(len(file.payloads) for file in files)
