@@ -126,6 +126,7 @@ def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
         if "done" in outcome:
             return
         deaths.add(outcome, attempt.pid, has_workers=order.num_workers > 0)
+        store.clean()  # All processes have ended; what they were writing has no name.
 
 
 def _processes(first: JobProcess) -> Iterator[JobProcess]:

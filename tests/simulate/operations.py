@@ -102,7 +102,7 @@ def _plan(job: Job) -> Iterator[Kind]:
 
 def _prepare() -> Iterator[Kind]:
     """The driver: looks that the output is free, and puts the plan there."""
-    yield "miss", "plan", 3  # Resumed? Planned? Planned still?
+    yield "miss", "plan", 4  # Does the output answer? Resumed? Planned? Planned still?
     yield "miss", "manifest", 3
     yield "miss", "state", 3  # Report, names that are replaced, plan of a generation.
     yield "list", "output", 9

@@ -309,6 +309,6 @@ class TestOpenStore:
 
     def test_unknown_scheme_is_named(self) -> None:
         with pytest.raises(
-            ValueError, match=r"'nope://bucket/x': expected a local path or a file system that Beam knows"
+            ValueError, match=r"nope://bucket/x cannot be opened: .*; expected a local path, gs://, or a file system"
         ):
             open_store("nope://bucket/x")
