@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipelines.errors import UsageError
@@ -35,6 +36,22 @@ def open_output(root: str) -> Store:
     except (OutputError, ValueError, OSError) as error:
         raise UsageError(f"output: {error}") from error
     return store
+
+
+@contextlib.contextmanager
+def open_job(root: str) -> Iterator[Store]:
+    """Gives the output directory of a job to look at.
+
+    Raises:
+        UsageError: It cannot be opened, or there is no job in it, or what stands there cannot be read.
+    """
+    store = open_output(root)
+    try:
+        yield store
+    except FileNotFoundError as error:
+        raise UsageError(f"{root} holds no job of gristmill: there is no {PLAN_NAME}") from error
+    except (OutputError, ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
 
 
 def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from pipelines.errors import DONE, UsageError
-from pipelines.output import open_output
+from pipelines.errors import DONE
+from pipelines.output import open_job
 from transforms.finish import write_report
 from transforms.report import read_report
 from transforms.store import OutputError, Store
@@ -38,13 +38,8 @@ def load_report(output: str) -> tuple[Store, dict[str, Any]]:
     Raises:
         UsageError: There is no job in the directory.
     """
-    store = open_output(output)
-    try:
+    with open_job(output) as store:
         report = build_whole(store)
-    except FileNotFoundError as error:
-        raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
-    except (OutputError, ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
     before = read_report(store)
     if before is not None and before["plan_id"] == report["plan_id"]:
         report["seconds"] = before["seconds"]

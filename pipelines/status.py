@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 from pipelines import dataflow_service
-from pipelines.errors import DONE, UsageError
-from pipelines.output import open_output
+from pipelines.errors import DONE
+from pipelines.output import open_job
 from pipelines.progress import JobWatch
 from pipelines.report import print_counts
 from transforms.books import BYTES, COUNTS
 from transforms.budget import called_off
 from transforms.job_lock import describe, is_stale, read_lock
 from transforms.report import read_report
-from transforms.store import OutputError, Store
+from transforms.store import Store
 from transforms.whole import Generation, list_generations, load_generation
 
 
@@ -24,13 +24,8 @@ def run(output: str, *, as_json: bool) -> int:
     Raises:
         UsageError: There is no job in the directory.
     """
-    store = open_output(output)
-    try:
+    with open_job(output) as store:
         status = job_status(store)
-    except FileNotFoundError as error:
-        raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
-    except (OutputError, ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
     if as_json:
         print(json.dumps(status, indent=1))
     else:
