@@ -1,4 +1,4 @@
-"""What a job on Dataflow needs beside its plan: flags that suit it, the code for its workers, and the service itself.
+"""The flags of a job on Dataflow: what must be given, what suits these jobs where nothing is, and what finds it again.
 
 The defaults are for what these jobs are: compression on every core, nothing shuffled, a disk that holds the shards that
 are being written. Every flag of the user's goes before.
@@ -22,7 +22,7 @@ _EXAMPLES = {"project": "my-project", "region": "us-central1", "temp_location": 
 _BASE_DISK_GB = 30
 """Operating system, worker image and what pip installs."""
 _PATIENCE_SECS = 1_800
-"""The workers at the start are so many that they would take about as long, were the estimate right."""
+"""So many workers are asked for at the start that they would take this long, if the plan's estimate is right."""
 
 
 def is_dataflow(flags: list[str]) -> bool:
@@ -74,7 +74,7 @@ def complete_flags(flags: list[str], job_name: str, load: Load) -> list[str]:
     Raises:
         UsageError: `max_per_sec` cannot be divided, because the number of workers has no bound.
     """
-    machine = flag_value(flags, "worker_machine_type") or flag_value(flags, "machine_type") or MACHINE_TYPE
+    machine = _machine_type(flags)
     processes = count_cpus(machine)
     threads = int(flag_value(flags, "number_of_worker_harness_threads") or (2 if load.waits else 1))
     asked = flag_value(flags, "max_num_workers")
@@ -102,8 +102,11 @@ def _is_given(flags: list[str], name: str) -> bool:
 
 def rate_share(flags: list[str]) -> float:
     """Returns the part of `max_per_sec` that is one process's: they stand in containers of their own."""
-    machine = flag_value(flags, "worker_machine_type") or flag_value(flags, "machine_type") or MACHINE_TYPE
-    return 1 / (int(flag_value(flags, "max_num_workers") or 1) * count_cpus(machine))
+    return 1 / (int(flag_value(flags, "max_num_workers") or 1) * count_cpus(_machine_type(flags)))
+
+
+def _machine_type(flags: list[str]) -> str:
+    return flag_value(flags, "worker_machine_type") or flag_value(flags, "machine_type") or MACHINE_TYPE
 
 
 def count_cpus(machine_type: str) -> int:

@@ -27,8 +27,6 @@ from transforms.store import OutputError, Store
 _LOGGER = logging.getLogger("gristmill")
 _OUTLIVING = {"dataflowrunner", "portablerunner", "flinkrunner", "sparkrunner"}
 _CHECKED_INPUTS = 1_000
-_HERE = "LOOPBACK"
-"""Environment of a worker that is the command itself, and so has the code."""
 
 
 def outlives(flags: list[str]) -> bool:
@@ -83,18 +81,13 @@ def prepare(
         UsageError: The job cannot run there; the message says what to do.
     """
     has_rates = any(step.get("max_per_sec") for step in spec.steps)
-    if not dataflow.is_dataflow(flags):
-        if has_rates:
-            raise UsageError(
-                f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
-                "known here; use max_in_flight, or the local runner"
-            )
-        is_here = flag_value(flags, "environment_type") == _HERE
-        flags = complete_flags(flags, "", None, config.py_modules, scratch)
-        return spec if is_here else dataclasses.replace(spec, import_paths=()), flags
-    with open(job.inputs_path, "rb") as lines:
-        for _, source in itertools.islice(read_inputs(lines), _CHECKED_INPUTS):
-            _check_reachable(source.name)
+    if dataflow.is_dataflow(flags):
+        _check_inputs(job)
+    elif has_rates:
+        raise UsageError(
+            f"max_per_sec is one limit for all workers, and how many {local_runner.runner_name(flags)} has is not "
+            "known here; use max_in_flight, or the local runner"
+        )
     load = dataflow.Load(
         num_tasks=spec.num_shards,
         cpu_secs=local_runner.estimate_job_secs(spec, job),
@@ -104,29 +97,41 @@ def prepare(
     )
     name = dataflow.make_job_name(spec.generation or "convert", f"{spec.name}-{spec.split}", spec.plan_id)
     flags = complete_flags(flags, name, load, config.py_modules, scratch)
-    return dataclasses.replace(spec, rate_share=dataflow.rate_share(flags), import_paths=()), flags
+    share = dataflow.rate_share(flags) if has_rates else 1.0
+    paths = spec.import_paths if _is_here(flags) else ()
+    return dataclasses.replace(spec, rate_share=share, import_paths=paths), flags
+
+
+def _check_inputs(job: PlannedJob) -> None:
+    """Looks at the first inputs of lists as well."""
+    with open(job.inputs_path, "rb") as lines:
+        for _, source in itertools.islice(read_inputs(lines), _CHECKED_INPUTS):
+            _check_reachable(source.name)
+
+
+def _is_here(flags: list[str]) -> bool:
+    """Whether the workers are the command itself, and so have the code."""
+    return flag_value(flags, "environment_type") == "LOOPBACK"
 
 
 def complete_flags(
-    flags: list[str], job_name: str, load: dataflow.Load | None, py_modules: list[str], scratch: str
+    flags: list[str], job_name: str, load: dataflow.Load, py_modules: list[str], scratch: str
 ) -> list[str]:
     """Returns the flags of the user's with what the runner needs beside.
 
     Args:
         flags: Beam flags.
         job_name: Name for the job, where the runner knows names.
-        load: What it asks of its workers; None where that changes nothing.
+        load: What it asks of its workers, where the runner wants to know.
         py_modules: Modules of the user's that travel along, see `pipelines.packages`.
         scratch: Folder for what is packed; it must live until the job is submitted.
 
     Raises:
         UsageError: The job cannot run there; the message says what to do.
     """
-    if load is not None and dataflow.is_dataflow(flags):
+    if dataflow.is_dataflow(flags):
         flags = dataflow.complete_flags(flags, job_name, load)
-    if flag_value(flags, "environment_type") == _HERE:
-        return flags
-    return flags + code_flags(flags, py_modules, scratch)
+    return flags if _is_here(flags) else flags + code_flags(flags, py_modules, scratch)
 
 
 def run_remote(store: Store, spec: JobSpec, flags: list[str], lock: JobLock, *, detach: bool) -> bool:

@@ -40,7 +40,7 @@ def run(output: str, unknown: Sequence[str] = (), *, detach: bool = False) -> in
         detach: Whether to end once the runner has the pipeline; the result comes to `_gristmill/verify.json`.
 
     Returns:
-        0, or 4 when something differs, or 1 when not all could be looked at.
+        0, or 4 when something differs, 3 when nothing is published, 1 when not all could be looked at.
 
     Raises:
         UsageError: There is no job in the directory, or a flag is wrong.

@@ -16,7 +16,7 @@ from typing import Any
 from transforms.books import BYTES, COUNTS, FILES, is_balanced
 from transforms.check_shard import MAX_TEXTS, Differences, Found
 from transforms.generations import base_of
-from transforms.names import shard_file_pattern
+from transforms.names import list_shard_files
 from transforms.report import MANIFEST_NAME, VERIFIED_NAME, read_report
 from transforms.store import OutputError, Store
 from transforms.whole import Generation, list_generations, load_generation
@@ -221,8 +221,6 @@ def _find_strays(store: Store, generations: list[Generation], rebuilt: dict[str,
     if manifest is None:
         return
     named = {shard["name"] for shard in (*manifest["shards"], *rebuilt["shards"])}
-    patterns = [shard_file_pattern(one.spec) for one in generations]
-    for folder in sorted({one.spec.template.split("{", 1)[0] for one in generations}):
-        for name, _ in store.list(folder):
-            if name not in named and any(pattern.fullmatch(name) for pattern in patterns):
-                yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too; delete it"
+    there = {name for one in generations for name, _ in list_shard_files(store, one.spec)}
+    for name in sorted(there - named):
+        yield f"{name} is not in the manifest: whoever opens shards by pattern reads it too; delete it"
