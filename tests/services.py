@@ -10,8 +10,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
+
+from http_server import listening
 
 
 class Call:
@@ -113,40 +114,16 @@ class Service:
             call.leave()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def handle_error(self, *_: Any) -> None:
-        """The client went away, as it may."""
-
-
 @contextlib.contextmanager
 def serving() -> Iterator[Service]:
     """Runs a service."""
     service = Service()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            service.handle(Call(self, service))
-
-        do_GET = do_PUT = do_POST
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    with _Server(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_port}/caption"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with listening(lambda handler: service.handle(Call(handler, service))) as url:
+        service.url = f"{url}/caption"
         try:
             yield service
         finally:
             service.ended.set()
-            server.shutdown()
 
 
 # Faults.

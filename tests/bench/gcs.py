@@ -81,7 +81,8 @@ def _remote_command(gristmill: str, workers: int, bucket: str) -> jobs.MakeComma
 @contextlib.contextmanager
 def _storing(dataset: Dataset) -> Iterator[str]:
     """Runs an emulator that holds a data set; yields the URL of its bucket. Commands find it by the environment."""
-    from tests.gcs_emulator import emulating
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # Where the tests find one another.
+    from gcs_emulator import emulating
     from transforms import gcs
 
     with emulating() as emulator:

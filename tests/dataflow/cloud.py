@@ -16,8 +16,10 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from http_server import listening
 
 HOST = "dataflow.sandbox"
 PROJECT = "test-project"
@@ -234,43 +236,21 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, *_: Any) -> None:
-        """The client went away, as it may."""
-
-
 @contextlib.contextmanager
 def running() -> Iterator[Cloud]:
     """Runs the server."""
     cloud = Cloud()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    def handle(handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        status, reply = cloud.answer(handler.command, handler.path, handler.headers.get("Authorization"), body)
+        data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", "text/plain" if isinstance(reply, str) else "application/json")
+        handler.send_header("Content-Length", str(len(data)))
+        handler.send_header("Metadata-Flavor", "Google")
+        handler.end_headers()
+        handler.wfile.write(data)
 
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, reply = cloud.answer(self.command, self.path, self.headers.get("Authorization"), body)
-            data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain" if isinstance(reply, str) else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("Metadata-Flavor", "Google")
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_POST = do_PUT = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    with _Server(("127.0.0.1", 0), Handler) as server:
-        cloud.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        try:
-            yield cloud
-        finally:
-            server.shutdown()
+    with listening(handle) as cloud.url:
+        yield cloud
