@@ -61,6 +61,17 @@ def write_tfrecord(path: Path, payloads: list[bytes]) -> Path:
     return path
 
 
+def write_damaged(folder: Path, records: int) -> Path:
+    """Writes three TFRecord files, one of them damaged in the middle and at its end, and a file that is none."""
+    for file in range(3):
+        write_tfrecord(folder / f"f{file}.tfrecord", [payload(file, number) for number in range(records)])
+    data = bytearray((folder / "f1.tfrecord").read_bytes())
+    data[5_000:5_010] = b"\xff" * 10
+    (folder / "f1.tfrecord").write_bytes(bytes(data[:-7]))
+    (folder / "f3.tfrecord").write_bytes(b"not a record" * 10)
+    return folder
+
+
 def write_array_record(path: Path, payloads: list[bytes]) -> Path:
     """Writes an ArrayRecord, with array_record's own writer."""
     path.parent.mkdir(parents=True, exist_ok=True)

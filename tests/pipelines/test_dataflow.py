@@ -24,46 +24,19 @@ import jobs
 from dataflow import cloud as clouds
 from dataflow import execute, graph, submit
 from dataflow.cloud import Cloud, Job
+from dataflow.execute import STEP
 from gcs_emulator import Emulator
 from gcs_files import download, read, upload
 from pipelines.cli import main
 from transforms import gcs
 from transforms.gcs_store import GcsStore
 
-STEP = """
-import pathlib
-import time
-
-import transforms
-
-def keep(value, secs=0.0):
-    pathlib.Path("modules").write_text(f"{transforms.__file__}\\n{__file__}")
-    time.sleep(secs)
-    number = int(value[10:16])
-    if number % 97 == 0:
-        return None
-    if number % 101 == 0:
-        raise ValueError(f"number {number}")
-    return value
-"""
-"""A step of the user's own, which also leaves in its working directory where it and the library came from."""
 COUNTS = (
     *("status", "files_seen", "files_read", "files_dead", "files_empty", "records_read", "records_written"),
     *("records_added", "records_dropped", "records_dead", "bytes_read", "bytes_written", "bytes_dead"),
     *("dropped_by_reason", "dead_by_reason", "shards", "planned_shards", "committed_shards"),
 )
 LARGEST_GRAPH = 100_000
-
-
-def make_corpus(folder: Path) -> Path:
-    """Three files, damaged in the middle and at an end, and one that is none."""
-    for file in range(3):
-        jobs.write_tfrecord(folder / f"f{file}.tfrecord", [jobs.payload(file, i) for i in range(1_000)])
-    data = bytearray((folder / "f1.tfrecord").read_bytes())
-    data[5_000:5_010] = b"\xff" * 10
-    (folder / "f1.tfrecord").write_bytes(bytes(data[:-7]))
-    (folder / "f3.tfrecord").write_bytes(b"not a record" * 10)
-    return folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +58,7 @@ class Place:
 
 def make_place(bucket: str, folder: Path) -> Place:
     (folder / "my_steps.py").write_text(STEP)
-    upload(make_corpus(folder / "in"), f"{bucket}/raw")
+    upload(jobs.write_damaged(folder / "in", 1_000), f"{bucket}/raw")
     return Place(bucket, folder)
 
 

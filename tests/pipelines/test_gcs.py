@@ -24,13 +24,7 @@ from transforms.gcs_store import GcsStore
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Three files with damage in the middle, at the end, and everywhere."""
-    folder = tmp_path / "in"
-    for file in range(3):
-        jobs.write_tfrecord(folder / f"f{file}.tfrecord", [jobs.payload(file, i) for i in range(2_000)])
-    data = bytearray((folder / "f1.tfrecord").read_bytes())
-    data[5_000:5_010] = b"\xff" * 10
-    (folder / "f1.tfrecord").write_bytes(bytes(data[:-7]))
-    (folder / "f3.tfrecord").write_bytes(b"not a record" * 10)
+    folder = jobs.write_damaged(tmp_path / "in", 2_000)
     (folder / "f4.tfrecord").write_bytes(b"")
     return folder
 

@@ -11,22 +11,8 @@ import pytest
 
 import jobs
 from dataflow import execute
-from dataflow.execute import Machines
+from dataflow.execute import STEP, Machines
 
-STEP = """
-import pathlib
-
-import transforms
-
-def keep(value):
-    pathlib.Path("modules").write_text(f"{transforms.__file__}\\n{__file__}")
-    number = int(value[10:16])
-    if number % 97 == 0:
-        return None
-    if number % 101 == 0:
-        raise ValueError(f"number {number}")
-    return value
-"""
 _SERVICE_SECS = 420
 _START_SECS = 60.0
 
