@@ -20,6 +20,7 @@ DEV = [
     "pytest-xdist",
     "ruff",
     "scikit-learn",
+    "tensorflow-datasets>=4.9.3",
     "types-PyYAML",
     "types-protobuf",
     "types-tqdm",

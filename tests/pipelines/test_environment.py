@@ -12,6 +12,7 @@ import pytest
 
 import jobs
 from pipelines import run_job, space
+from privileges import as_anybody
 from transforms import budget, job_lock, report
 
 
@@ -86,6 +87,18 @@ def test_dead_letters_that_cannot_be_written_end_the_job(folder: Path) -> None:
     assert jobs.convert("--input", "in/*", "--output", "out") == 0
     assert jobs.records(folder / "out") == all_payloads()
     assert [letter["reason"] for letter in jobs.dead_letters(folder / "out")] == ["truncated"]
+
+
+def test_an_input_that_may_not_be_read_is_a_dead_letter_and_replayed_once_it_may(folder: Path) -> None:
+    (folder / "in/f1").chmod(0)
+    with as_anybody():
+        lenient = ("--set", "dead_letters.max_fraction=0.9")
+        assert jobs.convert("--input", "in/*", "--output", "out", *lenient) == 0
+    [letter] = jobs.dead_letters(folder / "out")
+    assert (Path(letter["source"]).name, letter["reason"]) == ("f1", "permission_denied")
+    assert jobs.records(folder / "out") == [payload for payload in all_payloads() if b"record-01" not in payload]
+    assert jobs.replay("out") == 0
+    assert sorted(jobs.records(folder / "out")) == sorted(all_payloads())
 
 
 def test_an_input_that_changed_since_it_was_listed_is_a_dead_letter(folder: Path) -> None:
