@@ -29,11 +29,8 @@ _PAST_END_BYTES = 256 << 10
 """What is read past the end of a range, for records that go over it."""
 
 
-_IN_ONE_PIECE = {
-    name: True
-    for name in ("single_shot_download",)
-    if name in inspect.signature(Blob.download_to_file).parameters  # Older versions only read by 8 KiB.
-}
+_CAN_TAKE_ONE_PIECE = "single_shot_download" in inspect.signature(Blob.download_to_file).parameters
+"""Older versions of the library only read by 8 KiB."""
 
 
 class _Pieces:
@@ -161,7 +158,7 @@ class ObjectReader:
             checksum="crc32c" if whole else None,
             timeout=gcs.TIMEOUT_SECS,
             retry=None,  # Ours begins the range anew.
-            **_IN_ONE_PIECE,
+            **({"single_shot_download": True} if _CAN_TAKE_ONE_PIECE else {}),
         )
         data = pieces.join()
         if blob.generation is not None and int(blob.generation) != self._generation:
