@@ -14,6 +14,9 @@ UNBALANCED = 4
 STATUS_CODES = {"done": DONE, "incomplete": FAILED, "over_budget": OVER_BUDGET, "nothing_written": OVER_BUDGET}
 STATUS_CODES["unbalanced"] = UNBALANCED
 
+CAUSES = ("OutputError", "BrokenSequenceError", "StepError")
+"""Errors of `transforms` that end a job with a message of their own, by name: in a worker's log they are text."""
+
 
 class UsageError(ValueError):
     """Something the user can mend before any work was done: exit status 2."""

@@ -38,10 +38,13 @@ def without_google() -> Iterator[None]:
     hidden = _HiddenGoogle()
     sys.meta_path.insert(0, hidden)
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Beam warns of what it does not find.
+    logging.disable(logging.WARNING)  # Beam warns of what it does not find,
+    quiet = logging.NullHandler()  # and a warning makes Python's logging print for ever, unless somebody listens.
+    logging.root.addHandler(quiet)
     try:
         yield
     finally:
+        logging.root.removeHandler(quiet)
         logging.disable(level)
         sys.meta_path.remove(hidden)
 

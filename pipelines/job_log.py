@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipelines.errors import CAUSES
 from transforms.store import LocalStore, OutputError, Store
 
 _LOG_NAME = "_gristmill/job.log"
@@ -28,6 +29,17 @@ class _WithoutNoise(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
         return not any(noise in message for noise in _NOISE)
+
+
+class _WithoutCauses(logging.Filter):
+    """Leaves out Beam's tracebacks of errors that are ours: the command ends with their message; the file has it all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("apache_beam"):
+            return True
+        failure = record.exc_info[0] if record.exc_info else None
+        text = record.getMessage() if failure is None else f"{failure.__name__}: "
+        return not any(f"{name}: " in text for name in CAUSES)
 
 
 @contextlib.contextmanager
@@ -58,8 +70,9 @@ def _log_file(store: Store) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _logging_to(path: str) -> Iterator[None]:
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
+    terminal = logging.StreamHandler()
+    terminal.addFilter(_WithoutCauses())
+    handlers = [terminal, logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")]
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level

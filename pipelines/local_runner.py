@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelines.beam_options import flag_value
+from pipelines.errors import CAUSES
 from pipelines.imports import without_collecting
 from transforms.store import OutputError
 
@@ -193,7 +194,7 @@ def describe_run(spec: Any, flags: list[str], num_workers: int) -> dict[str, Any
     return {"done": True}
 
 
-_CAUSE = re.compile(r"(?:OutputError|BrokenSequenceError|StepError): (.*?)(?: \[while running| \[\[while running|\n|$)")
+_CAUSE = re.compile(rf"(?:{'|'.join(CAUSES)}): (.*?)(?: \[while running| \[\[while running|\n|$)")
 
 
 def find_cause(error: BaseException) -> str:

@@ -89,8 +89,9 @@ def plan_job(
     if generation:
         spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
-    estimate = sample.estimate()
+    estimate = _estimate(sample, spec, listing)
     total = listing.total_bytes + int(listing.compressed_bytes * (estimate.inflation - 1))
+    num_records = int(total / estimate.record_bytes)
     layout = choose_layout(ShardsRequest.parse(config.write.shards), total, estimate.record_bytes)
     fingerprint = _fingerprint(config, listing, spec, limit)
     if generation:
@@ -110,14 +111,20 @@ def plan_job(
     def make_header(num_shards: int) -> dict[str, Any]:
         nonlocal spec
         spec = dataclasses.replace(spec, num_shards=num_shards)
-        header.update(_header(spec, listing, fingerprint, _notes(config, layout, spec, sample, total)))
+        header.update(_header(spec, listing, fingerprint, _notes(config, layout, spec, sample, num_records)))
         return header
 
     with open(inputs_path, "rb") as lines:
         write_plan(plan_path, make_header, _cut(spec, read_inputs(lines), total, layout, estimate))
-    num_records = int(total / estimate.record_bytes)
     output_bytes = _estimate_output(spec, sample, total)
     return PlannedJob(spec, header, inputs_path, plan_path, total, num_records, output_bytes, sample.payloads)
+
+
+def _estimate(sample: Sample, spec: JobSpec, listing: Listing) -> Estimate:
+    estimate = sample.estimate()
+    if spec.format != "files":
+        return estimate
+    return dataclasses.replace(estimate, record_bytes=max(1.0, listing.total_bytes / listing.num_inputs))
 
 
 def _estimate_output(spec: JobSpec, sample: Sample, total: int) -> int:
@@ -233,10 +240,9 @@ def _header(spec: JobSpec, listing: Listing, fingerprint: dict[str, Any], notes:
     }
 
 
-def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, total: int) -> list[str]:
+def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num_records: int) -> list[str]:
     """Returns what a person should know of the choices that were made."""
-    record_bytes = sample.estimate().record_bytes
-    per_shard = total / record_bytes / max(1, spec.num_shards)
+    per_shard = num_records / max(1, spec.num_shards)
     cost = read_cost_us(per_shard)
     notes = [f"about {per_shard:,.0f} records a shard: one random read will take about {cost:,.0f} us"]
     if config.write.compression == "auto":

@@ -16,11 +16,16 @@ def main() -> None:
     """Runs a worker until the runner ends it."""
     end_with_parent()
     with without_collecting(), without_google():
-        from apache_beam.runners.worker import sdk_worker_main
+        from apache_beam.runners.worker import sdk_worker, sdk_worker_main
 
         import transforms.convert  # noqa: F401  (before the first bundle asks for it)
+    sdk_worker.print = _say_nothing  # type: ignore[attr-defined]  # It prints each traceback that it logs as well.
     sdk_worker_main.main(sys.argv)
     os._exit(0)  # Nothing is left to do, and unloading Beam takes a while.
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import zstandard
 from transforms.child_call import ChildCall
 from transforms.elements import Input, JobSpec
 from transforms.formats import load_format
-from transforms.formats.tfrecord import measure_inflation
+from transforms.formats.tfrecord import measure_inflation, peek_record
 from transforms.plan import COMPRESSED_SUFFIXES, Estimate
-from transforms.sources import RandomAccessFile, open_input
+from transforms.sources import RandomAccessFile, local_path, open_input
 
 SAMPLED_INPUTS = 16
 _BYTES_PER_INPUT = 512 << 10
@@ -33,18 +33,23 @@ class Sample:
     """What was seen.
 
     Attributes:
-        payloads: Some payloads, a few MiB at most.
-        num_records: Records seen.
-        stream_bytes: Decompressed bytes they took, framing included.
+        payloads: Some payloads, or their beginnings, a few MiB at most.
+        stream_bytes: Estimated decompressed bytes of the inputs that could be looked at, framing included.
+        num_records: Estimated records of these inputs.
         inflated_bytes: Decompressed bytes of inputs with a compressed name.
         compressed_bytes: Compressed bytes these took.
     """
 
     payloads: list[bytes] = dataclasses.field(default_factory=list)
-    num_records: int = 0
-    stream_bytes: int = 0
+    stream_bytes: float = 0
+    num_records: float = 0
     inflated_bytes: int = 0
     compressed_bytes: int = 0
+
+    def add(self, stream_bytes: float, num_records: float) -> None:
+        """Counts an input as large as it is: one huge record in a file tells much of bytes and little of records."""
+        self.stream_bytes += stream_bytes
+        self.num_records += num_records
 
     def estimate(self) -> Estimate:
         """Returns what the planner needs, with defaults where nothing could be read."""
@@ -106,24 +111,49 @@ def iter_sample(inputs: list[Input], spec: JobSpec) -> Iterator[Sample]:
 def _look(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:
     if spec.format == "files":
         sample.payloads.append(file.read_at(0, _BYTES_PER_INPUT))
-        sample.num_records += 1
-        sample.stream_bytes += source.size
-        return
-    end = min(source.size, _BYTES_PER_INPUT)
-    head = file if spec.format == "array_record" else _Head(file, end)
-    seen = 0
-    for chunk in load_format(spec.format).read_range(head, source, 0, end, spec):
-        sample.payloads += chunk.records
-        sample.num_records += len(chunk.records)
-        seen += chunk.num_bytes if chunk.records else 0
-        if seen >= _BYTES_PER_INPUT:
-            break
-    # ArrayRecord is planned in bytes of its file, where its records are compressed already.
-    sample.stream_bytes += end if spec.format == "array_record" and seen else seen
-    if source.name.lower().endswith(COMPRESSED_SUFFIXES) and spec.format == "tfrecord":
+        sample.add(source.size, 1)
+    elif spec.format == "array_record":
+        _look_at_array_record(file, source, spec, sample)
+    else:
+        _look_at_tfrecord(_Head(file, min(source.size, _BYTES_PER_INPUT)), source, spec, sample)
+
+
+def _look_at_array_record(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:
+    """ArrayRecord is planned in bytes of its file, where its records are compressed already."""
+    from transforms.formats.array_record import count_records
+
+    with local_path(file, source) as path:
+        _read_payloads(file, dataclasses.replace(source, name=path), spec, sample)
+        sample.add(source.size, count_records(path))
+
+
+def _look_at_tfrecord(head: _Head, source: Input, spec: JobSpec, sample: Sample) -> None:
+    ratio = 1.0
+    if source.name.lower().endswith(COMPRESSED_SUFFIXES):
         inflated, compressed = measure_inflation(head)
         sample.inflated_bytes += inflated
         sample.compressed_bytes += compressed
+        ratio = inflated / compressed if compressed else 1.0
+    num_records, num_bytes = _read_payloads(head, source, spec, sample)
+    if not num_records:  # Perhaps because the first record is longer than what is looked at.
+        beginning, num_bytes = peek_record(head, _BYTES_PER_INPUT)
+        num_records = 1 if num_bytes else 0
+        sample.payloads += [beginning] if beginning else []
+    if num_records:
+        stream_bytes = source.size * ratio
+        sample.add(stream_bytes, max(1.0, stream_bytes * num_records / num_bytes))
+
+
+def _read_payloads(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> tuple[int, int]:
+    """Keeps about half a MiB of payloads; returns how many records these are, and their bytes in the stream."""
+    num_records = num_bytes = 0
+    for chunk in load_format(spec.format).read_range(file, source, 0, min(source.size, _BYTES_PER_INPUT), spec):
+        sample.payloads += chunk.records
+        num_records += len(chunk.records)
+        num_bytes += chunk.num_bytes if chunk.records else 0
+        if num_bytes >= _BYTES_PER_INPUT:
+            break
+    return num_records, num_bytes
 
 
 class _Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,17 @@ def test_many_tiny_files_need_few_file_descriptors(tmp_path: Path) -> None:
     assert sorted(jobs.records(tmp_path / "out")) == [b"%06d" % i for i in range(500)]
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_says_nothing_but_its_own_lines(workers: str, tmp_path: Path) -> None:
+    jobs.write_tfrecord(tmp_path / "in/a.tfrecord", [b"%06d" % i for i in range(100)])
+    command = ["convert", "--input", "in/*", "--output", "out", "--shards", "2", "--workers", workers]
+    done = jobs.spawn(command, cwd=tmp_path)
+    lines = [line.split(" INFO ", 1) for line in done.stderr.splitlines()]
+    assert all(re.fullmatch(r"[-\d]{10} [:\d]{8},\d{3}", line[0]) for line in lines), done.stderr
+    assert lines[-1][1] == "done: 100 records written, 0 dropped, 0 dead"
+    assert done.stdout.splitlines()[0] == "", done.stdout
+
+
 def test_full_disk_ends_cleanly_and_the_same_command_finishes(tmp_path: Path) -> None:
     rng = random.Random(0)
     payloads = [rng.randbytes(4096) for _ in range(3000)]
@@ -165,6 +177,8 @@ def test_full_disk_ends_cleanly_and_the_same_command_finishes(tmp_path: Path) ->
         assert done.returncode == 1, done.stderr[-3000:]
         assert "File too large" in done.stderr
         assert "the same command goes on" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Traceback" in (tmp_path / "out/_gristmill/job.log").read_text()
         assert jobs.shards(tmp_path / "out") == []
         assert not [name for name in jobs.tree(tmp_path / "out") if "attempts" in name]
     assert jobs.spawn(command, cwd=tmp_path).returncode == 0

@@ -53,6 +53,17 @@ def _read_path(
         records.close()
 
 
+def count_records(path: str) -> int:
+    """Returns the records of a file, 0 where it is no ArrayRecord."""
+    reader = _open(path)
+    if reader is None:
+        return 0
+    try:
+        return int(reader.num_records())
+    finally:
+        _close(reader)
+
+
 def _open(path: str) -> ArrayRecordReader | None:
     """Opens the file; None when it is no ArrayRecord. Versions of the library differ in whether they raise."""
     try:

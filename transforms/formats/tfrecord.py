@@ -110,6 +110,25 @@ def measure_inflation(file: RandomAccessFile) -> tuple[int, int]:
     return data.inflated, data.consumed
 
 
+def peek_record(file: RandomAccessFile, max_bytes: int) -> tuple[bytes, int]:
+    """Looks at the first record, which may be longer than the file is known.
+
+    Args:
+        file: The open input, or its beginning.
+        max_bytes: How much of the payload to return at most.
+
+    Returns:
+        The beginning of its payload and its bytes in the stream; nothing and 0 where no record begins.
+    """
+    compression = detect_compression(file)
+    data = PlainBytes(file) if compression == "none" else InflatedBytes(file, compression)
+    head = data.read(0, HEADER_BYTES + max_bytes)
+    if not is_header(head[:HEADER_BYTES]):
+        return b"", 0
+    length = int.from_bytes(head[:8], "little")
+    return head[HEADER_BYTES : HEADER_BYTES + length], length + FRAMING_BYTES
+
+
 class _NoHeaderError(ValueError):
     """Twelve bytes are no header of a record that may be read."""
 

@@ -114,7 +114,7 @@ def test_any_files_can_be_sampled(
         [sample] = iter_sample(inputs, corpora.make_spec(format=format_name))
         for source in inputs:
             open_input(source).close()
-    assert len(sample.payloads) == sample.num_records
+    assert sample.estimate().record_bytes >= 1
     assert choose_compression(sample) in ("zstd:3", "uncompressed")
 
 
