@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from pipelines.config import JobConfig
-from pipelines.output import all_count, forget_generation
+from pipelines.errors import DONE, UsageError
+from pipelines.output import forget_generation, missing_shards
 from pipelines.plan_job import PlannedJob
 from pipelines.run_job import Run
+from transforms.elements import Input, ShardTask, display_name
+from transforms.generations import STATE
+from transforms.inputs import read_inputs
 from transforms.ledger import ATTEMPTS
-from transforms.plan_file import INPUTS_NAME, PLAN_NAME
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_tasks
 from transforms.report import MANIFEST_NAME, read_config, read_report
+from transforms.sources import explain_error, open_input
 from transforms.steps.load import source_digest
-from transforms.store import Store
+from transforms.store import OutputError, Store
 from transforms.whole import Generation, list_generations, load_generation
 
 _LOGGER = logging.getLogger("gristmill")
@@ -29,11 +38,6 @@ def is_base_published(base: Generation) -> bool:
     if found is None or report is None or json.loads(found[0])["plan_id"] != base.spec.plan_id:
         return False
     return report["plan_id"] == base.spec.plan_id and not any(True for _ in base.store.list(ATTEMPTS))
-
-
-def is_whole(generation: Generation) -> bool:
-    """Whether a finished generation still has all its files."""
-    return all_count(generation.store, generation.spec)
 
 
 def stored_config(generation: Generation, budget: JobConfig | None = None) -> JobConfig:
@@ -68,16 +72,64 @@ def complete(run: Run, generation: Generation, budget: JobConfig | None = None) 
 
 
 def mend(run: Run, generations: list[Generation]) -> None:
-    """Makes files of a published set anew that are missing, unless code has changed since: that gives others."""
+    """Makes files of a published set anew that are missing, unless code has changed since: that gives others.
+
+    Raises:
+        OutputError: An input of theirs is no longer what it was, or they could not be made.
+    """
     for generation in generations:
-        if (generation.name and not generation.is_finished()) or is_whole(generation):
+        missing = [] if _is_open(generation) else list(missing_shards(generation.store, generation.spec))
+        if not missing:
             continue
         what = f"{generation.kind} {generation.name}".strip()
         if source_digest(generation.spec.steps) != generation.header["fingerprint"]["code of steps"]:
             _LOGGER.warning("files of %s are missing, but the code of its steps has changed since", what)
-        else:
-            _LOGGER.info("files of %s are missing; they are made again", what)
-            complete(run, generation)
+            continue
+        _check_inputs(generation, what, missing)
+        _LOGGER.info("files of %s are missing; they are made again", what)
+        if complete(run, generation) != DONE:
+            raise OutputError(f"files of {what} are missing and could not be made again")
+
+
+def _is_open(generation: Generation) -> bool:
+    return bool(generation.name) and not generation.is_finished()
+
+
+def _check_inputs(generation: Generation, what: str, shards: list[int]) -> None:
+    """Checks that shards would come out as they were: what has changed since would be lost without a word.
+
+    Replays are not checked: they are judged by the books of the whole.
+
+    Raises:
+        OutputError: An input of the shards has changed or is gone.
+    """
+    if generation.spec.replay is not None:
+        return
+    wanted = set(shards)
+    with generation.store.open(PLAN_NAME) as plan, generation.store.open(INPUTS_NAME) as lines:
+        for _, task in read_tasks(plan):
+            if task.shard in wanted:
+                for _, source in _inputs_of(lines, task):
+                    _check_input(source, generation, what)
+
+
+def _inputs_of(lines: BinaryIO, task: ShardTask) -> Iterator[tuple[int, Input]]:
+    inputs = read_inputs(lines, task.first_offset, task.first_index)
+    return itertools.takewhile(lambda found: found[0] <= task.last_offset, inputs)
+
+
+def _check_input(source: Input, generation: Generation, what: str) -> None:
+    if source.error is not None:
+        return  # It could not be read then either.
+    try:
+        with contextlib.closing(open_input(source)) as file:
+            file.read_at(0, 1)
+    except OSError as error:
+        raise OutputError(
+            f"files of {what} are missing, and cannot be made again as they were: {display_name(source.name)}: "
+            f"{explain_error(error)[1]}. Put the input back as it was, or the missing files from a copy, or convert "
+            f"everything again with --overwrite (all of {generation.spec.root} is as it was before this command)"
+        ) from error
 
 
 def unfinished(store: Store) -> Generation | None:
@@ -93,5 +145,25 @@ def forget(generation: Generation) -> None:
 
 
 def finished(store: Store) -> list[Generation]:
-    """Returns the base and all finished generations."""
-    return [load_generation(store, ""), *(one for one in list_generations(store) if one.is_finished())]
+    """Returns the base and all finished generations.
+
+    Raises:
+        UsageError: State of a generation is missing; the next one would take its name and its place.
+    """
+    made = list_generations(store)
+    report = read_report(store) or {}
+    published = [entry["name"] for entry in report.get("generations", ())]
+    lost = sorted(set(published) - {one.name for one in made})
+    if lost:
+        raise _lost_state(store, f"{STATE}{lost[0]}/plan.jsonl")
+    for one in made[:-1]:
+        if not one.is_finished():
+            raise _lost_state(store, f"{STATE}{one.name}/finished.json")
+    return [load_generation(store, ""), *(one for one in made if one.is_finished())]
+
+
+def _lost_state(store: Store, name: str) -> UsageError:
+    return UsageError(
+        f"{name} of {store.root} is missing, so what is published cannot be told; put it back from a copy, or convert "
+        "everything again with --overwrite"
+    )

@@ -32,7 +32,7 @@ class _WithoutNoise(logging.Filter):
 
 
 class _WithoutCauses(logging.Filter):
-    """Leaves out Beam's tracebacks of errors that are ours: the command ends with their message; the file has it all."""
+    """Leaves out Beam's tracebacks of errors of ours: the command ends with their message, and the file has it all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith("apache_beam"):
@@ -72,7 +72,7 @@ def _log_file(store: Store) -> Iterator[str]:
 def _logging_to(path: str) -> Iterator[None]:
     terminal = logging.StreamHandler()
     terminal.addFilter(_WithoutCauses())
-    handlers = [terminal, logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")]
+    handlers: list[logging.Handler] = [terminal, logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")]
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level

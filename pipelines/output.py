@@ -143,7 +143,12 @@ def is_published(store: Store, spec: JobSpec) -> bool:
 
 
 def all_count(store: Store, spec: JobSpec) -> bool:
-    """Whether each shard of a job that is published has a ledger that counts: its files are there.
+    """Whether each shard of a job that is published has a ledger that counts: its files are there."""
+    return next(missing_shards(store, spec), None) is None
+
+
+def missing_shards(store: Store, spec: JobSpec) -> Iterator[int]:
+    """Yields the shards of a job that is published whose ledger does not count, because files of them are gone.
 
     Two requests a shard. Sizes come from listings; one that is late makes a job only look as if it were not done.
     """
@@ -155,7 +160,8 @@ def all_count(store: Store, spec: JobSpec) -> bool:
         return sizes[name] if name in sizes else store.size(name)
 
     count = functools.partial(_counts, store, spec, size_of)
-    return all(map_ahead(count, range(spec.num_shards), store.requests_at_once))
+    counting = map_ahead(count, range(spec.num_shards), store.requests_at_once)
+    return (shard for shard, counts in enumerate(counting) if not counts)
 
 
 def _counts(store: Store, spec: JobSpec, size_of: SizeOf, shard: int) -> bool:

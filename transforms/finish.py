@@ -132,4 +132,5 @@ def delete_all(store: Store, names: Iterable[str]) -> None:
 
 
 def _dump(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n"
+    # What no UTF-8 can hold, such as a byte of a pattern, becomes JSON's own escape.
+    return json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

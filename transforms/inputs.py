@@ -86,6 +86,8 @@ class _Lister:
         Raises:
             InputPatternError: It matches nothing.
         """
+        if not argument:
+            raise InputPatternError("input '': a name is empty; is a variable unset?")
         if argument.startswith("@") and not os.path.lexists(argument):
             lines = _list_lines(argument[1:])
             first_line = next(lines, None)

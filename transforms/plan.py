@@ -23,6 +23,9 @@ AUTO_MAX_SHARD_BYTES = 1 << 30
 AUTO_MAX_SHARDS = 1_000
 """Every stock reader opens every file at start-up, so beyond this the shards grow instead."""
 
+MAX_SHARDS = 1_000_000
+"""What may be asked for: a number beyond this is a size without its unit."""
+
 COMPRESSED_SUFFIXES = (".gz", ".gzip", ".zz", ".zlib")
 """Names that plan as one piece. Content decides how they are read; this only saves shards that would stay empty."""
 
@@ -73,6 +76,10 @@ class ShardsRequest:
         if re.fullmatch(r"\d+", text):
             if int(text) < 1:
                 raise ValueError(f"a number of shards must be at least 1, got {text}")
+            if int(text) > MAX_SHARDS:
+                raise ValueError(
+                    f"a number of shards must be at most {MAX_SHARDS:,}, got {text}; for bytes say {text}B"
+                )
             return cls("count", count=int(text))
         mode, _, size = text.rpartition(",")
         if mode not in ("", "match"):

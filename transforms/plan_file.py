@@ -51,7 +51,7 @@ def replace_header(path: str, fields: dict[str, Any]) -> None:
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _to_fields(task: ShardTask) -> dict[str, int]:

@@ -114,7 +114,9 @@ def conclude(order: VerifyOrder, found: Found) -> dict[str, Any]:
 
 def write_result(store: Store, result: dict[str, Any]) -> None:
     """Puts the result in its place; whoever does so again puts the same there."""
-    base_of(store).put(VERIFIED_NAME, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    base_of(store).put(
+        VERIFIED_NAME, json.dumps(result, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    )
 
 
 def read_result(store: Store, order: VerifyOrder) -> dict[str, Any]:

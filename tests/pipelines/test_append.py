@@ -110,6 +110,66 @@ def test_a_file_that_is_missing_anywhere_in_the_set_is_made_anew(place: Path) ->
     check()
 
 
+@pytest.mark.parametrize("also_gone", [(), (1, 2)])
+def test_missing_files_are_not_made_of_inputs_that_are_no_longer_what_they_were(
+    also_gone: tuple[int, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert() == 0
+    for file in also_gone:
+        os.unlink(f"in/f{file}.tfrecord")
+    os.unlink("in/f0.tfrecord")
+    write(3)
+    missing = Path("out/corpus-train.array_record-00000-of-00002")
+    copy = missing.read_bytes()
+    missing.unlink()
+    before = jobs.tree(place / "out")
+    capsys.readouterr()
+    assert convert("--append") == 1
+    message = capsys.readouterr().err
+    assert "f0.tfrecord" in message
+    assert "--overwrite" in message
+    assert [name for name in jobs.tree(place / "out") if name not in before] in ([], ["_gristmill/job.log"])
+    missing.write_bytes(copy)
+    assert convert("--append") == 0
+    assert in_manifest() == everything(0, 1, 2, 3)
+    check()
+
+
+@pytest.mark.parametrize("name", ["g001/finished.json", "g001/plan.jsonl", "g002/plan.jsonl"])
+def test_lost_state_of_a_generation_never_costs_another_one_its_place(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert() == 0
+    for file in (3, 4):
+        write(file)
+        assert convert("--append") == 0
+    lost = Path("out/_gristmill") / name
+    copy = lost.read_bytes()
+    lost.unlink()
+    write(5)
+    capsys.readouterr()
+    assert convert("--append") == 2
+    assert name in capsys.readouterr().err
+    assert jobs.replay("out") == 2
+    lost.write_bytes(copy)
+    assert in_manifest() == everything(0, 1, 2, 3, 4)
+    assert convert("--append") == 0
+    assert in_manifest() == everything(0, 1, 2, 3, 4, 5)
+    check()
+
+
+def test_a_list_of_inputs_that_lost_lines_is_not_taken_for_a_shorter_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert() == 0
+    known = Path("out/_gristmill/inputs.jsonl")
+    known.write_bytes(b"".join(known.read_bytes().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert convert("--append") == 2
+    assert "holds 2 inputs, its plan 3" in capsys.readouterr().err
+    assert in_manifest() == everything(0, 1, 2)
+
+
 def test_shards_may_differ_in_size_and_compression_but_not_in_what_is_done(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,6 +282,8 @@ def test_nothing_usable_exits_3_without_a_data_set(tmp_path: Path) -> None:
         (["--input", "in", "--output", "out", "--set", "nonsense"], "key.path=value"),
         (["--input", "in", "--output", "out", "--shards", "many"], "'many'"),
         (["--input", "in", "--output", "out", "--shards", "0"], "at least 1"),
+        (["--input", "in", "--output", "out", "--shards", "268435456"], "for bytes say 268435456B"),
+        (["--input", "", "--output", "out"], "a name is empty"),
         (["--input", "in", "--output", "out", "--format", "tfrecrod"], "source.format"),
         (["--input", "in", "--output", "out", "--step", "example.chek"], "did you mean example.check?"),
         (["--input", "in", "--output", "out", "--step", "no_such_module:f"], "no_such_module"),
@@ -362,6 +364,20 @@ def test_auto_writes_what_does_not_compress_uncompressed(tmp_path: Path) -> None
     out = tmp_path / "out"
     assert jobs.convert("--input", tmp_path / "in", "--output", out) == 0
     assert any("compression uncompressed" in note for note in jobs.report(out)["notes"])
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_names_on_the_command_line_may_hold_any_bytes(workers: str, tmp_path: Path) -> None:
+    name = os.fsdecode(b"in/\xff a\n.tfrecord")
+    jobs.write_tfrecord(tmp_path / name, [b"%d" % i for i in range(10)])
+    command = ["--input", tmp_path / name, "--output", tmp_path / os.fsdecode(b"out\xfe"), "--workers", workers]
+    assert jobs.convert(*command) == 0
+    out = tmp_path / os.fsdecode(b"out\xfe")
+    assert jobs.records(out) == [b"%d" % i for i in range(10)]
+    assert jobs.report(out)["config"]["source"]["patterns"] == [str(tmp_path / name)]
+    assert jobs.convert(*command) == 0
+    assert jobs.main(["report", str(out)]) == 0
+    assert jobs.main(["verify", str(out)]) == 0
 
 
 def test_hidden_files_and_duplicates_are_counted(corpus: Path, tmp_path: Path) -> None:

@@ -80,7 +80,21 @@ class TestShardsRequest:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "0", "-1", "0MiB", "many", "auto,1MiB", "match,", "match,many", "8,1MiB", "match,1MiB,2MiB", "1.5", 0],
+        [
+            "",
+            "0",
+            "-1",
+            "0MiB",
+            "many",
+            "auto,1MiB",
+            "match,",
+            "match,many",
+            "8,1MiB",
+            "match,1MiB,2MiB",
+            "1.5",
+            0,
+            "1000001",
+        ],
     )
     def test_refuses_the_rest(self, text: str | int) -> None:
         with pytest.raises(ValueError, match=r"^(expected auto, match|a number of shards|a shard size)"):

@@ -19,8 +19,10 @@ _SIGNATURES = (
 
 def what_is_it(head: bytes) -> str:
     """Returns a guess for the first bytes of a file, as the end of a sentence."""
-    if not head.strip(b"\0"):
+    if head and not head.strip(b"\0"):
         return "its first bytes are all zero"
+    if not head:
+        return "nothing of it can be read"
     text = head.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, perhaps a login or warning page of the site it came from"
