@@ -155,6 +155,8 @@ def _add_detach(group: argparse._ActionsContainer) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status."""
+    with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     args, unknown = parser.parse_known_args(arguments)

@@ -130,7 +130,7 @@ def environment(changes: dict[str, str] | None = None) -> dict[str, str]:
 
 def read_array_record(path: Path) -> list[bytes]:
     """Returns all records of a file, with array_record's own reader."""
-    reader = ArrayRecordReader(os.fspath(path))
+    reader = ArrayRecordReader(os.fsencode(path))
     assert reader.ok(), path
     records = list(reader.read(0, reader.num_records())) if reader.num_records() else []
     reader.close()

@@ -78,6 +78,15 @@ def read_config(store: Store) -> dict[str, Any]:
     return {} if found is None else dict(json.loads(found[0]))
 
 
+def _displayable(value: Any) -> Any:
+    """Returns the config with names as valid UTF-8, since the report travels through Beam and into pages."""
+    if isinstance(value, str):
+        return display_name(value)
+    if isinstance(value, dict):
+        return {key: _displayable(item) for key, item in value.items()}
+    return list(map(_displayable, value)) if isinstance(value, list) else value
+
+
 def committed_shards(store: Store, spec: JobSpec) -> Iterator[tuple[ShardInfo, Ledger]]:
     """Yields every committed shard in plan order, one ledger at a time, whether or not its files still exist."""
     return ((info, ledger) for info, ledger, _ in _read_entries(store, spec, with_names=False))
@@ -201,7 +210,7 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
         ],
         "shards_by_plan": dict(tally.plans),
         "seconds": round(time.time() - spec.started_at, 3) if spec.started_at else None,
-        "config": read_config(store),
+        "config": _displayable(read_config(store)),
         "versions": versions(),
     }
 

@@ -374,7 +374,7 @@ def test_names_on_the_command_line_may_hold_any_bytes(workers: str, tmp_path: Pa
     assert jobs.convert(*command) == 0
     out = tmp_path / os.fsdecode(b"out\xfe")
     assert jobs.records(out) == [b"%d" % i for i in range(10)]
-    assert jobs.report(out)["config"]["source"]["patterns"] == [str(tmp_path / name)]
+    assert jobs.report(out)["config"]["source"]["patterns"] == [f"{tmp_path}/in/\\xff a\n.tfrecord"]
     assert jobs.convert(*command) == 0
     assert jobs.main(["report", str(out)]) == 0
     assert jobs.main(["verify", str(out)]) == 0

@@ -22,7 +22,7 @@ def what_is_it(head: bytes) -> str:
     if head and not head.strip(b"\0"):
         return "its first bytes are all zero"
     if not head:
-        return "nothing of it can be read"
+        return "it holds nothing that can be read"
     text = head.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, perhaps a login or warning page of the site it came from"
