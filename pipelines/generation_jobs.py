@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ from pipelines.errors import DONE, UsageError
 from pipelines.output import forget_generation, missing_shards
 from pipelines.plan_job import PlannedJob
 from pipelines.run_job import Run
+from transforms.ahead import call_ahead
 from transforms.elements import Input, ShardTask, display_name
 from transforms.generations import STATE
 from transforms.inputs import read_inputs
@@ -74,11 +76,15 @@ def complete(run: Run, generation: Generation, budget: JobConfig | None = None) 
 def mend(run: Run, generations: list[Generation]) -> None:
     """Makes files of a published set anew that are missing, unless code has changed since: that gives others.
 
+    Args:
+        run: How to run their jobs.
+        generations: The base and all finished generations.
+
     Raises:
         OutputError: An input of theirs is no longer what it was, or they could not be made.
     """
     for generation in generations:
-        missing = [] if _is_open(generation) else list(missing_shards(generation.store, generation.spec))
+        missing = list(missing_shards(generation.store, generation.spec))
         if not missing:
             continue
         what = f"{generation.kind} {generation.name}".strip()
@@ -89,10 +95,6 @@ def mend(run: Run, generations: list[Generation]) -> None:
         _LOGGER.info("files of %s are missing; they are made again", what)
         if complete(run, generation) != DONE:
             raise OutputError(f"files of {what} are missing and could not be made again")
-
-
-def _is_open(generation: Generation) -> bool:
-    return bool(generation.name) and not generation.is_finished()
 
 
 def _check_inputs(generation: Generation, what: str, shards: list[int]) -> None:
@@ -109,16 +111,16 @@ def _check_inputs(generation: Generation, what: str, shards: list[int]) -> None:
     with generation.store.open(PLAN_NAME) as plan, generation.store.open(INPUTS_NAME) as lines:
         for _, task in read_tasks(plan):
             if task.shard in wanted:
-                for _, source in _inputs_of(lines, task):
-                    _check_input(source, generation, what)
+                check = functools.partial(_check_input, generation, what)
+                call_ahead(check, _inputs_of(lines, task), generation.store.requests_at_once)
 
 
-def _inputs_of(lines: BinaryIO, task: ShardTask) -> Iterator[tuple[int, Input]]:
+def _inputs_of(lines: BinaryIO, task: ShardTask) -> Iterator[Input]:
     inputs = read_inputs(lines, task.first_offset, task.first_index)
-    return itertools.takewhile(lambda found: found[0] <= task.last_offset, inputs)
+    return (source for _, source in itertools.takewhile(lambda found: found[0] <= task.last_offset, inputs))
 
 
-def _check_input(source: Input, generation: Generation, what: str) -> None:
+def _check_input(generation: Generation, what: str, source: Input) -> None:
     if source.error is not None:
         return  # It could not be read then either.
     try:

@@ -7,11 +7,10 @@ surrogate pair. It never holds the record itself.
 from __future__ import annotations
 
 import dataclasses
-import json
 import traceback
 from typing import Any
 
-from transforms.elements import DeadLetter, name_fields, name_from_fields
+from transforms.elements import DeadLetter, name_fields, name_from_fields, to_json
 
 MAX_ERROR_CHARS = 2_000
 MAX_REASON_CHARS = 100
@@ -116,7 +115,7 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
     """
     if letter.carried is not None:
         fields = {**letter.carried, "attempts": letter.attempts, "payload_index": payload_index}
-        return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        return to_json(fields)
     num_bytes = None if letter.payload is None else len(letter.payload)
     fields = {
         **name_fields("source", letter.source),
@@ -133,7 +132,7 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
         "payload_bytes": num_bytes,
         "payload_truncated": num_bytes is not None and num_bytes > max_payload_bytes,
     }
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return to_json(fields)
 
 
 _LINE_FIELDS = {field.name for field in dataclasses.fields(DeadLetter)}

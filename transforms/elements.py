@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
+from collections.abc import Mapping
 from typing import Any
 
 BATCH_MAX_BYTES = 512 << 10
@@ -325,6 +327,11 @@ class ShardInfo:
 def display_name(name: str) -> str:
     r"""The name as valid UTF-8: bytes that are not stand as `\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def to_json(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """Returns a line, or with `indent` a page, of UTF-8 JSON; what UTF-8 cannot hold becomes JSON's own escape."""
+    return json.dumps(fields, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def name_fields(key: str, name: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
-from transforms.elements import JobSpec
+from transforms.elements import JobSpec, to_json
 from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
@@ -42,7 +42,7 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     if verdict.status == "done":
         _delete_others(store, spec, {shard["name"] for shard in report["shards"]})
         report = add_generations(store, report)
-        store.put(MANIFEST_NAME, _dump(make_manifest(spec, report)))
+        store.put(MANIFEST_NAME, to_json(make_manifest(spec, report), indent=1))
     else:
         report["shards"] = []
     write_report(store, report)
@@ -63,7 +63,7 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     base = base_of(store)
     whole = build_whole(base, also=spec.generation)
     whole["seconds"] = report["seconds"]
-    base.put(MANIFEST_NAME, _dump(make_manifest(whole_spec(base), whole)))
+    base.put(MANIFEST_NAME, to_json(make_manifest(whole_spec(base), whole), indent=1))
     write_report(base, whole)
     write_report(store, report)
     committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
@@ -97,7 +97,7 @@ def write_report(store: Store, report: dict[str, Any]) -> None:
     from transforms.report_html import render_html  # The templates take time to load and nothing else needs them.
 
     store.put(REPORT_HTML_NAME, render_html(report).encode())
-    store.put(REPORT_NAME, _dump(report))
+    store.put(REPORT_NAME, to_json(report, indent=1))
 
 
 def _delete_others(store: Store, spec: JobSpec, shards: set[str]) -> None:
@@ -129,8 +129,3 @@ def _published_names(store: Store, spec: JobSpec) -> set[str]:
 def delete_all(store: Store, names: Iterable[str]) -> None:
     """Deletes names that may be gone already, in no certain order."""
     call_ahead(store.delete, names, store.requests_at_once)
-
-
-def _dump(fields: dict[str, Any]) -> bytes:
-    # What no UTF-8 can hold, such as a byte of a pattern, becomes JSON's own escape.
-    return json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

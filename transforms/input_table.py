@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 
-from transforms.elements import name_fields
+from transforms.elements import name_fields, to_json
 
 _SYSTEM_NAMES = {b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx"}
 _TEMPORARY_SUFFIXES = (b"~", b".tmp", b".temp", b".swp", b".crdownload", b".incomplete")
@@ -115,4 +115,4 @@ def to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: st
     fields["mtime_ns"] = mtime_ns
     if reason is not None:
         fields["error"] = [reason, error]
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return to_json(fields)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from transforms.elements import ShardTask
+from transforms.elements import ShardTask, to_json
 
 PLAN_VERSION = 1
 PLAN_NAME = "_gristmill/plan.jsonl"
@@ -29,11 +29,11 @@ def write_plan(path: str, make_header: Callable[[int], dict[str, Any]], tasks: I
     count = 0
     with tempfile.TemporaryFile() as body:
         for task in tasks:
-            body.write(_line(_to_fields(task)))
+            body.write(to_json(_to_fields(task)))
             count += 1
         body.seek(0)
         with open(path, "wb") as out:
-            out.write(_line({"gristmill_plan": PLAN_VERSION, **make_header(count)}))
+            out.write(to_json({"gristmill_plan": PLAN_VERSION, **make_header(count)}))
             shutil.copyfileobj(body, out)
     return count
 
@@ -46,12 +46,8 @@ def replace_header(path: str, fields: dict[str, Any]) -> None:
             shutil.copyfileobj(plan, body)
         body.seek(0)
         with open(path, "wb") as out:
-            out.write(_line({"gristmill_plan": PLAN_VERSION, **fields}))
+            out.write(to_json({"gristmill_plan": PLAN_VERSION, **fields}))
             shutil.copyfileobj(body, out)
-
-
-def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _to_fields(task: ShardTask) -> dict[str, int]:

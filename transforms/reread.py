@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Iterator
 
-from transforms.elements import Chunk, DeadLetter, Input, JobSpec, name_fields, name_from_fields
+from transforms.elements import Chunk, DeadLetter, Input, JobSpec, name_fields, name_from_fields, to_json
 from transforms.formats import array_record, tfrecord
 from transforms.isolated_reader import REASON as READER_DIED
 from transforms.isolated_reader import read_isolated
@@ -59,7 +59,7 @@ def listed_line(listed: Listed) -> bytes:
     fields.update(size=listed.source.size, mtime_ns=listed.mtime_ns, listed_size=listed.size)
     fields.update(letters=listed.letters, was_dead=listed.was_dead, taken_bytes=listed.taken_bytes)
     fields["tail"] = listed.tail
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return to_json(fields)
 
 
 def read_listed(store: Store, offset: int = 0, index: int = 0) -> Iterator[Listed]:

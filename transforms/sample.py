@@ -110,8 +110,7 @@ def iter_sample(inputs: list[Input], spec: JobSpec) -> Iterator[Sample]:
 
 def _look(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:
     if spec.format == "files":
-        sample.payloads.append(file.read_at(0, _BYTES_PER_INPUT))
-        sample.add(source.size, 1)
+        sample.payloads.append(file.read_at(0, _BYTES_PER_INPUT))  # The listing tells sizes and number of records.
     elif spec.format == "array_record":
         _look_at_array_record(file, source, spec, sample)
     else:

@@ -15,6 +15,7 @@ from typing import Any
 
 from transforms.books import BYTES, COUNTS, FILES, is_balanced
 from transforms.check_shard import MAX_TEXTS, Differences, Found
+from transforms.elements import to_json
 from transforms.generations import base_of
 from transforms.names import list_shard_files
 from transforms.report import MANIFEST_NAME, VERIFIED_NAME, read_report
@@ -114,9 +115,7 @@ def conclude(order: VerifyOrder, found: Found) -> dict[str, Any]:
 
 def write_result(store: Store, result: dict[str, Any]) -> None:
     """Puts the result in its place; whoever does so again puts the same there."""
-    base_of(store).put(
-        VERIFIED_NAME, json.dumps(result, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-    )
+    base_of(store).put(VERIFIED_NAME, to_json(result, indent=1))
 
 
 def read_result(store: Store, order: VerifyOrder) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import corpora
+import corpora
+from transforms.elements import Input
 from transforms.sample import choose_compression, iter_sample, take_sample
 
 MIB = 1 << 20
@@ -18,7 +19,7 @@ def noise(num_bytes: int) -> bytes:
     return random.Random(num_bytes).randbytes(num_bytes)
 
 
-def record_bytes(sources: list[corpora.Input], format_name: str) -> float:
+def record_bytes(sources: list[Input], format_name: str) -> float:
     return take_sample(sources, corpora.make_spec(format=format_name)).estimate().record_bytes
 
 
