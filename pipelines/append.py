@@ -19,7 +19,8 @@ from pipelines.space import check_space
 from transforms.generations import generation_name, generation_names, see_as
 from transforms.inputs import InputPatternError, Listing
 from transforms.new_inputs import ChangedInputsError, list_new_inputs
-from transforms.report import changed_keys, read_report
+from transforms.report import changed_keys
+from transforms.state import read_report
 from transforms.store import Store
 from transforms.whole import Generation, load_generation
 
@@ -32,14 +33,12 @@ def has_job(store: Store) -> bool:
     """Whether there is a job in the directory to append to.
 
     Raises:
-        UsageError: What stands there is no plan.
+        StateError: What stands there is no plan.
     """
     try:
         load_generation(store, "")
     except FileNotFoundError:
         return False
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     return True
 
 

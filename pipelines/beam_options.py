@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.errors import UsageError, did_you_mean
 
@@ -16,19 +16,30 @@ GRISTMILL_FLAGS = (
 
 def beam_option_names() -> set[str]:
     """Returns the name of every pipeline option that Beam knows, without dashes."""
+    return {name.lstrip("-") for action in _beam_parser()._actions for name in action.option_strings}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong to us, where Beam's own ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def _beam_parser() -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    parser: Any = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    parser: Any = _Parser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for options in PipelineOptions.__subclasses__():
         options._add_argparse_args(parser)
-    return {name.lstrip("-") for action in parser._actions for name in action.option_strings}
+    return parser
 
 
 def check_flags(unknown: list[str]) -> list[str]:
     """Returns the flags for Beam.
 
     Raises:
-        UsageError: A flag is neither ours nor exactly one of Beam's.
+        UsageError: A flag is neither ours nor exactly one of Beam's, or Beam does not take its value.
     """
     if not unknown:
         return []
@@ -40,9 +51,22 @@ def check_flags(unknown: list[str]) -> list[str]:
             choices = [*GRISTMILL_FLAGS, *(f"--{option}" for option in known)]
             hint = did_you_mean(f"--{name}", choices) or "; see gristmill convert --help"
             raise UsageError(f"unknown flag {flag!r}{hint}")
-        if name == "runner":
-            _check_runner(flag.partition("=")[2])
+    _check_values(flags)
     return flags
+
+
+def _check_values(flags: list[str]) -> None:
+    """Checks values as Beam will, which is after the job has begun.
+
+    Raises:
+        UsageError: Beam does not take one.
+    """
+    workers = _beam_parser().parse_args(flags).direct_num_workers
+    if workers is not None and workers < 0:
+        raise UsageError(f"--direct_num_workers must be a number of processes, or 0 for all cores, got {workers}")
+    runner = flag_value(flags, "runner")
+    if runner is not None:
+        _check_runner(runner)
 
 
 def _join_values(words: list[str]) -> Iterator[str]:
@@ -93,7 +117,7 @@ def config_flags(beam: dict[str, Any]) -> list[str]:
     """Returns the config's `beam` group as flags.
 
     Raises:
-        UsageError: A key is no option of Beam.
+        UsageError: A key is no option of Beam, or Beam does not take its value.
     """
     if not beam:
         return []
@@ -103,6 +127,10 @@ def config_flags(beam: dict[str, Any]) -> list[str]:
         if key not in known:
             raise UsageError(f"beam.{key}: Apache Beam has no such option{did_you_mean(key, known)}")
         flags += _to_flags(key, value)
+    try:
+        _check_values(flags)
+    except UsageError as error:
+        raise UsageError(f"beam: {error}") from error
     return flags
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.errors import USAGE, UsageError
+from pipelines.errors import FAILED, USAGE, UsageError
 from pipelines.imports import without_collecting
+from pipelines.streams import close_output, flush_streams, open_streams
 
 if TYPE_CHECKING:
     from pipelines.supervisor import JobProcess
@@ -155,8 +158,7 @@ def _add_detach(group: argparse._ActionsContainer) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status."""
-    with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
+    open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     args, unknown = parser.parse_known_args(arguments)
@@ -169,10 +171,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     try:
-        return _run(args, unknown)
-    except UsageError as error:
-        print(f"gristmill {args.command}: {error}", file=sys.stderr)
+        with _sigterm_as_interrupt():
+            status = _run(args, unknown)
+    except (Exception, KeyboardInterrupt) as error:
+        status = _explain(args.command, error)
+    return flush_streams(status)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Takes SIGTERM as Ctrl-C: what was begun is ended in order. A job sets handlers of its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _explain(command: str, error: BaseException) -> int:
+    """Says what ended a command, in one line, and returns the exit status; a mistake of our own keeps its traceback."""
+    from transforms.state import StateError
+    from transforms.store import OutputError
+
+    if isinstance(error, UsageError | StateError):
+        print(f"gristmill {command}: {error}", file=sys.stderr)
         return USAGE
+    if isinstance(error, BrokenPipeError):
+        close_output()
+        return FAILED
+    if not isinstance(error, OutputError | OSError | KeyboardInterrupt):
+        raise error
+    what = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+    hope = ". Nothing is lost: the same command goes on from here." if command in _JOBS else ""
+    print(f"gristmill {command}: {what}{hope}", file=sys.stderr)
+    return FAILED
+
+
+_JOBS = ("convert", "replay")
 
 
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
@@ -182,8 +220,10 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         return _replay(args, unknown)
     if args.command == "verify":
         from pipelines import verify
+        from pipelines.signals import stop_on_signals
 
-        return verify.run(args.output, unknown, detach=args.detach)
+        with stop_on_signals():
+            return verify.run(args.output, unknown, detach=args.detach)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]!r}; see gristmill {args.command} --help")
     if args.command == "inspect":
@@ -209,7 +249,9 @@ def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
         process = None if args.dry_run else _start_process(args, unknown, ending)
         with without_collecting():
             from pipelines import convert
-        return convert.run(args, unknown, process)
+            from pipelines.signals import stop_on_signals
+        with stop_on_signals():
+            return convert.run(args, unknown, process)
 
 
 def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
@@ -217,7 +259,9 @@ def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
         process = _start_process(args, unknown, ending)
         with without_collecting():
             from pipelines import replay
-        return replay.run(args, unknown, process)
+            from pipelines.signals import stop_on_signals
+        with stop_on_signals():
+            return replay.run(args, unknown, process)
 
 
 def _start_process(args: argparse.Namespace, unknown: list[str], ending: contextlib.ExitStack) -> JobProcess | None:

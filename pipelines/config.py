@@ -13,6 +13,7 @@ import pydantic
 import yaml
 
 from pipelines.errors import UsageError, did_you_mean
+from pipelines.plain_values import find_problems
 from pipelines.secrets import find_secrets
 from transforms.names import DEFAULT_TEMPLATE, check_template
 from transforms.plan import ShardsRequest, parse_size
@@ -26,6 +27,11 @@ _NO_SECRETS = (
     "variable (http.post and other HTTP steps), read it in the step itself, or pass Beam's options as flags"
 )
 _MAX_NAME_BYTES = 200
+_MAX_GROUP_SIZE = (1 << 31) - 1  # array_record's own bound.
+_MAX_TIMEOUT_SECS = 1_000_000  # System calls that wait take milliseconds in 31 bits.
+_MIN_PER_SEC = 1e-5  # One call a day.
+_MEMORY_BYTES = (64 << 20, 1 << 50)
+"""What `max_memory_bytes` may be: with less, no Python process does anything."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -73,7 +79,7 @@ class WriteConfig(_Strict):
     split: str = "train"
     shards: str = "auto"
     compression: str = "auto"
-    group_size: int = pydantic.Field(1, ge=1)
+    group_size: int = pydantic.Field(1, ge=1, le=_MAX_GROUP_SIZE)
     template: str = DEFAULT_TEMPLATE
     check_space: bool = True
 
@@ -141,10 +147,10 @@ class StepOptionsConfig(_Numbers):
     model_config = pydantic.ConfigDict(extra="ignore")
 
     isolate: bool = False
-    timeout_secs: float | None = pydantic.Field(None, gt=0)
+    timeout_secs: float | None = pydantic.Field(None, gt=0, le=_MAX_TIMEOUT_SECS)
     retries: int = pydantic.Field(0, ge=0, le=100)
-    max_per_sec: float | None = pydantic.Field(None, gt=0)
-    max_memory_bytes: Bytes | None = None
+    max_per_sec: float | None = pydantic.Field(None, ge=_MIN_PER_SEC)
+    max_memory_bytes: Annotated[Bytes, pydantic.Field(ge=_MEMORY_BYTES[0], le=_MEMORY_BYTES[1])] | None = None
 
 
 def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +160,7 @@ def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         where = f"steps[{number}].{problem['loc'][0]}"
-        message = problem["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {message}, got {problem['input']!r}") from None
+        raise ValueError(f"{where}: {_message(problem)}, got {problem['input']!r}") from None
     return {**step, **{name: getattr(options, name) for name in OPTION_NAMES if name in step}}
 
 
@@ -195,6 +200,9 @@ def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig
     for key, value in overrides:
         _assign(fields, key, value)
     where = f"{path}: " if path else ""
+    problems = list(find_problems(fields))
+    if problems:
+        raise UsageError("\n".join(where + problem for problem in problems))
     secrets = list(find_secrets(fields))
     if secrets:
         raise UsageError("\n".join(f"{where}{key}: {_NO_SECRETS}" for key in secrets))
@@ -297,10 +305,14 @@ def _explain(problem: Any) -> str:
         known = _known_keys(location[:-1])
         hint = did_you_mean(location[-1], known) or f"; known keys: {', '.join(known)}"
         return f"{path}: unknown key{hint}"
-    message = problem["msg"].removeprefix("Value error, ")
-    given = f", got {problem['input']!r}"
-    given = "" if path == "steps" or message.endswith(given) else given
-    return f"{path}: {message}{given}"
+    message, value = _message(problem), problem["input"]
+    if isinstance(value, dict | list) or (isinstance(value, str) and repr(value) in message):
+        return f"{path}: {message}"
+    return f"{path}: {message}, got {value!r}"
+
+
+def _message(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _known_keys(location: list[str]) -> list[str]:

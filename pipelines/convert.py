@@ -15,15 +15,16 @@ from pipelines.dataflow_service import is_running
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
 from pipelines.output import check_output, is_published, open_output
+from pipelines.packages import check_modules
 from pipelines.plan_job import plan_job
 from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import recall_earlier_plans, resume_anyway
-from pipelines.run_job import Run, conclude, run_locked
+from pipelines.run_job import Run, conclude, put_config, run_locked
 from pipelines.space import check_space
 from pipelines.supervisor import JobProcess
 from transforms.finish import delete_leftovers
 from transforms.job_lock import JobLock, LockedError, read_lock
-from transforms.report import read_report
+from transforms.state import read_config, read_report
 from transforms.steps.load import StepError, load_steps
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         if is_published(store, job.spec):
             report = read_report(store)
             _tidy_up(store)
+            if not read_config(store):
+                put_config(store, config)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
         if config.write.check_space and not outlives(flags):
@@ -126,12 +129,13 @@ def parse_workers(text: str | None) -> int | None:
 
 
 def check_steps(config: JobConfig) -> None:
-    """Checks that the steps can be loaded.
+    """Checks that the steps can be loaded, and that the modules exist that they import later.
 
     Raises:
-        UsageError: One cannot.
+        UsageError: One cannot, or does not.
     """
     try:
         load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
         raise UsageError(str(error)) from error
+    check_modules(config.py_modules)

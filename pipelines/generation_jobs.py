@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from pipelines.config import JobConfig
-from pipelines.errors import DONE, UsageError
+from pipelines.errors import DONE
 from pipelines.output import forget_generation, missing_shards
 from pipelines.plan_job import PlannedJob
 from pipelines.run_job import Run
@@ -23,9 +22,18 @@ from transforms.elements import Input, ShardTask, display_name
 from transforms.generations import STATE
 from transforms.inputs import read_inputs
 from transforms.ledger import ATTEMPTS
-from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_tasks
-from transforms.report import MANIFEST_NAME, read_config, read_report
+from transforms.plan_file import PLAN_NAME, read_tasks
 from transforms.sources import explain_error, open_input
+from transforms.state import (
+    CONFIG_NAME,
+    FROM_COPY,
+    StateError,
+    check_inputs,
+    open_inputs,
+    read_config,
+    read_manifest,
+    read_report,
+)
 from transforms.steps.load import source_digest
 from transforms.store import OutputError, Store
 from transforms.whole import Generation, list_generations, load_generation
@@ -35,24 +43,32 @@ _LOGGER = logging.getLogger("gristmill")
 
 def is_base_published(base: Generation) -> bool:
     """Whether the base has its manifest and nothing of its publishing is left to do."""
-    found = base.store.get(MANIFEST_NAME)
-    report = read_report(base.store)
-    if found is None or report is None or json.loads(found[0])["plan_id"] != base.spec.plan_id:
+    manifest, report = read_manifest(base.store), read_report(base.store)
+    if manifest is None or report is None or manifest["plan_id"] != base.spec.plan_id:
         return False
     return report["plan_id"] == base.spec.plan_id and not any(True for _ in base.store.list(ATTEMPTS))
 
 
 def stored_config(generation: Generation, budget: JobConfig | None = None) -> JobConfig:
-    """Returns the config with which a job ran last, with the budget of another one if that is given."""
-    config = JobConfig.model_validate(read_config(generation.store))
+    """Returns the config with which a job ran last, with the budget of another one if that is given.
+
+    Raises:
+        StateError: It is gone or damaged.
+    """
+    fields = read_config(generation.store)
+    if not fields:
+        cure = FROM_COPY if generation.name else "the same convert command again writes it anew"
+        raise StateError(generation.store, CONFIG_NAME, "is missing or damaged", cure)
+    config = JobConfig.model_validate(fields)
     return config if budget is None else config.model_copy(update={"dead_letters": budget.dead_letters})
 
 
 def stored_job(generation: Generation, config: JobConfig, scratch: str) -> PlannedJob:
     """Returns a job as it was planned, whatever its inputs are now."""
+    store = generation.store
     plan_path, inputs_path = os.path.join(scratch, "stored-plan.jsonl"), os.path.join(scratch, "stored-inputs.jsonl")
-    for name, path in ((PLAN_NAME, plan_path), (INPUTS_NAME, inputs_path)):
-        with generation.store.open(name) as source, open(path, "wb") as out:
+    for opened, path in ((store.open(PLAN_NAME), plan_path), (open_inputs(store), inputs_path)):
+        with opened as source, open(path, "wb") as out:
             shutil.copyfileobj(source, out)
     limits = config.dead_letters.model_dump(include={"max_fraction", "max_count", "max_count_by_reason"})
     if generation.spec.replay is not None:
@@ -108,7 +124,7 @@ def _check_inputs(generation: Generation, what: str, shards: list[int]) -> None:
     if generation.spec.replay is not None:
         return
     wanted = set(shards)
-    with generation.store.open(PLAN_NAME) as plan, generation.store.open(INPUTS_NAME) as lines:
+    with generation.store.open(PLAN_NAME) as plan, open_inputs(generation.store) as lines:
         for _, task in read_tasks(plan):
             if task.shard in wanted:
                 check = functools.partial(_check_input, generation, what)
@@ -150,7 +166,8 @@ def finished(store: Store) -> list[Generation]:
     """Returns the base and all finished generations.
 
     Raises:
-        UsageError: State of a generation is missing; the next one would take its name and its place.
+        StateError: State of a generation is missing, whose name and place the next one would take; or a list of
+            inputs is damaged, by which what is new is told.
     """
     made = list_generations(store)
     report = read_report(store) or {}
@@ -161,11 +178,12 @@ def finished(store: Store) -> list[Generation]:
     for one in made[:-1]:
         if not one.is_finished():
             raise _lost_state(store, f"{STATE}{one.name}/finished.json")
-    return [load_generation(store, ""), *(one for one in made if one.is_finished())]
+    found = [load_generation(store, ""), *(one for one in made if one.is_finished())]
+    for one in found:
+        if one.spec.replay is None:
+            check_inputs(one.store, one.header)
+    return found
 
 
-def _lost_state(store: Store, name: str) -> UsageError:
-    return UsageError(
-        f"{name} of {store.root} is missing, so what is published cannot be told; put it back from a copy, or convert "
-        "everything again with --overwrite"
-    )
+def _lost_state(store: Store, name: str) -> StateError:
+    return StateError(store, name, "is missing, so what is published cannot be told")

@@ -31,15 +31,19 @@ class _WithoutNoise(logging.Filter):
         return not any(noise in message for noise in _NOISE)
 
 
+FILE_ONLY = {"file_only": True}
+"""`extra` of a message for the job's log alone."""
+
+
 class _WithoutCauses(logging.Filter):
-    """Leaves out Beam's tracebacks of errors of ours: the command ends with their message, and the file has it all."""
+    """Leaves out what is for the file, and Beam's tracebacks of errors of ours: the command ends with their message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith("apache_beam"):
-            return True
+            return not hasattr(record, "file_only")
         failure = record.exc_info[0] if record.exc_info else None
         text = record.getMessage() if failure is None else f"{failure.__name__}: "
-        return not any(f"{name}: " in text for name in CAUSES)
+        return not any(f"{name}: " in text for name in (*CAUSES, "JobInterrupted"))
 
 
 @contextlib.contextmanager

@@ -200,8 +200,8 @@ _CAUSE = re.compile(rf"(?:{'|'.join(CAUSES)}): (.*?)(?: \[while running| \[\[whi
 def find_cause(error: BaseException) -> str:
     """Returns the message of the error that ended a pipeline, without the runner's layers of tracebacks."""
     text = str(error)
-    if isinstance(error, OutputError):
-        return text.split(" [while running", 1)[0]
+    if isinstance(error, OutputError | KeyboardInterrupt):
+        return text.split(" [while running", 1)[0] or type(error).__name__
     found = _CAUSE.search(text)
     if found:
         return found[1]

@@ -18,8 +18,9 @@ from transforms.finish import REPLACED_NAME, delete_all, read_replaced
 from transforms.generations import REPLAYED, STATE, generation_names, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
-from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
-from transforms.report import MANIFEST_NAME, REPORT_NAME, VERIFIED_NAME, changed_keys, read_report
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME
+from transforms.report import VERIFIED_NAME, changed_keys
+from transforms.state import MANIFEST_NAME, REPORT_NAME, StateError, plan_header, read_manifest, read_report
 from transforms.store import OutputError, Store, open_store
 from transforms.tries import TRIES
 
@@ -75,7 +76,7 @@ def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
     foreign = _foreign_file(store, job.spec)
     if foreign is not None:
         raise UsageError(
-            f"{store.root} holds {foreign}, which this job did not write; take another directory, "
+            f"{store.root} holds {foreign}, but no {PLAN_NAME} that says which job wrote it; take another directory, "
             "or pass --overwrite to replace it once the new set is whole"
         )
 
@@ -91,12 +92,9 @@ def _check_writable(store: Store) -> None:
 
 def _planned_header(store: Store) -> dict[str, Any] | None:
     try:
-        with store.open(PLAN_NAME) as plan:
-            return read_header(plan)
+        return plan_header(store)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _foreign_file(store: Store, spec: JobSpec) -> str | None:
@@ -127,11 +125,9 @@ def _in_words(changed: list[str]) -> str:
 
 def is_published(store: Store, spec: JobSpec) -> bool:
     """Whether this very job is done: its manifest stands and every file it names is there in full."""
-    found = store.get(MANIFEST_NAME)
-    report = read_report(store)
-    if found is None or report is None or report["status"] != "done" or report["plan_id"] != spec.plan_id:
+    manifest, report = read_manifest(store), read_report(store)
+    if manifest is None or report is None or report["status"] != "done" or report["plan_id"] != spec.plan_id:
         return False
-    manifest = json.loads(found[0])
     if manifest["plan_id"] != spec.plan_id or any(True for _ in store.list(ATTEMPTS)):
         return False
     listed = dict(list_shard_files(store, spec))
@@ -214,9 +210,8 @@ def _noted_names(store: Store) -> set[str]:
 def _set_old_state_aside(store: Store) -> None:
     """Forgets another job's state. Its files stay, noted for deletion, until the new set is whole."""
     names = set(read_replaced(store))
-    found = store.get(MANIFEST_NAME)
-    if found is not None:
-        names.update(shard["name"] for shard in json.loads(found[0])["shards"])
+    with contextlib.suppress(StateError):  # Of what a damaged one named, the notes speak too.
+        names.update(shard["name"] for shard in (read_manifest(store) or {"shards": []})["shards"])
     generations = list(generation_names(store))
     for seen in (store, *(see_as(store, generation) for generation in generations)):
         names.update(_noted_names(seen))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import sys
@@ -102,6 +103,21 @@ def pack_steps(py_modules: Iterable[str], scratch: str, folder: str) -> str | No
     with tarfile.open(path, "w:gz") as archive:
         archive.add(project, project.name)
     return path
+
+
+def check_modules(py_modules: Iterable[str]) -> None:
+    """Checks that modules exist, without importing them.
+
+    Raises:
+        UsageError: One does not.
+    """
+    for name in py_modules:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise UsageError(f"py_modules: there is no module {name!r} in {os.getcwd()}, nor among what is installed")
 
 
 def _import_named(name: str, folder: str) -> None:

@@ -21,10 +21,11 @@ from transforms.inputs import read_inputs
 from transforms.letters import LETTERS_NAME, LettersFile, Selection, read_lines, write_letters_files
 from transforms.new_inputs import name_table
 from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS
-from transforms.plan_file import INPUTS_NAME, write_plan
+from transforms.plan_file import write_plan
 from transforms.replaced import final_letters
 from transforms.report import committed_shards, spec_to_header, versions
 from transforms.reread import UNKNOWN_SIZE, Listed, is_unreadable, listed_line, needs_source
+from transforms.state import open_inputs
 from transforms.steps.load import source_digest
 from transforms.store import Store
 from transforms.whole import BEFORE_NAME, Generation, books_before, dead_sources, new_outcome, replayed_sources
@@ -160,7 +161,7 @@ class _Walk:
 
     def generation(self, store: Store, generation: Generation) -> None:
         """Goes through the dead-letter files of the base or of an append."""
-        with generation.store.open(INPUTS_NAME) as lines:
+        with open_inputs(generation.store) as lines:
             self._inputs = read_inputs(lines)
             self._input = None
             committed = committed_shards(generation.store, generation.spec)

@@ -33,7 +33,8 @@ from pipelines.supervisor import JobProcess
 from transforms.generations import generation_name, see_as
 from transforms.job_lock import JobLock
 from transforms.letters import Selection
-from transforms.report import changed_keys, read_report
+from transforms.report import changed_keys
+from transforms.state import read_report
 from transforms.store import Store
 from transforms.whole import Generation, load_generation
 
@@ -78,8 +79,6 @@ def _load_base(output: str) -> Generation:
         base = load_generation(open_output(output), "")
     except FileNotFoundError as error:
         raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
     if base.spec.limit:
         raise UsageError(f"{output} is a trial run with --limit; replay belongs to whole jobs")
     return base

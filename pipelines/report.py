@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.errors import DONE
 from pipelines.output import open_job
 from transforms.finish import write_report
-from transforms.report import read_report
+from transforms.state import read_report
 from transforms.store import OutputError, Store
 from transforms.whole import build_whole
 

@@ -7,8 +7,9 @@ from typing import Any, BinaryIO
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
-from transforms.plan_file import PLAN_NAME, read_header, replace_header
+from transforms.plan_file import PLAN_NAME, replace_header
 from transforms.report import spec_to_header
+from transforms.state import StateError, plan_header
 from transforms.store import Store
 
 _PIECE_BYTES = 1 << 20
@@ -22,9 +23,8 @@ def recall_earlier_plans(store: Store, job: PlannedJob) -> PlannedJob:
         job: The planned job.
     """
     try:
-        with store.open(PLAN_NAME) as plan:
-            header = read_header(plan)
-    except (FileNotFoundError, ValueError):
+        header = plan_header(store)
+    except (FileNotFoundError, StateError):
         return job
     if header["plan_id"] != job.spec.plan_id:
         return job
@@ -41,10 +41,11 @@ def resume_anyway(store: Store, job: PlannedJob) -> PlannedJob:
 
     Raises:
         UsageError: The shards of the two jobs do not cover the same input.
+        StateError: The plan of the job before it is damaged.
     """
     try:
+        header = plan_header(store)
         with store.open(PLAN_NAME) as old, open(job.plan_path, "rb") as new:
-            header = read_header(old)
             if job.spec.accepts(header["plan_id"]):
                 return job
             _check_same_cuts(header, job.header, old, new)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import sys
 import tempfile
@@ -15,17 +14,17 @@ from typing import Any
 from pipelines import local_runner, remote_job
 from pipelines.config import JobConfig
 from pipelines.errors import DONE, FAILED, STATUS_CODES
-from pipelines.job_log import log_to_job
+from pipelines.job_log import FILE_ONLY, log_to_job
 from pipelines.job_process import Order
 from pipelines.output import prepare_output
 from pipelines.plan_job import PlannedJob, planned_shards
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
-from pipelines.signals import stop_on_signals
 from pipelines.supervisor import JobProcess, run_supervised
-from transforms.elements import JobSpec
+from transforms.elements import JobSpec, to_json
 from transforms.job_lock import JobLock, LockedError
-from transforms.report import CONFIG_NAME, build_report, read_report
+from transforms.report import build_report
+from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store
 from transforms.tries import forget_marks
@@ -34,7 +33,7 @@ _LOGGER = logging.getLogger("gristmill")
 
 
 def run_locked(command: str, store: Store, lock: JobLock, body: Callable[[], int], spec: JobSpec | None = None) -> int:
-    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when it could not finish.
+    """Runs the work of a command while it holds the lock; returns its exit status, or 1 when somebody else holds it.
 
     Args:
         command: Name of the command, for messages.
@@ -44,14 +43,10 @@ def run_locked(command: str, store: Store, lock: JobLock, body: Callable[[], int
         spec: The job, to tell how far it is when somebody else holds the lock.
     """
     try:
-        with lock, log_to_job(store), stop_on_signals():
+        with lock, log_to_job(store):
             return body()
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
-    except OutputError as error:
-        print(f"gristmill {command}: {error}. Nothing is lost: the same command goes on from here.", file=sys.stderr)
-    except KeyboardInterrupt:
-        print(f"gristmill {command}: stopped. Nothing is lost: the same command goes on from here.", file=sys.stderr)
     return FAILED
 
 
@@ -115,7 +110,7 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
     engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)
-    store.put(CONFIG_NAME, json.dumps(config.model_dump(), indent=1).encode())
+    put_config(store, config)
     for note in job.header["notes"]:
         _LOGGER.info(note)
     words = " ".join(flag for flag in engine.flags if "runner" in flag or "direct" in flag)
@@ -125,7 +120,8 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
             if engine.run():
                 return DONE
     except (OutputError, KeyboardInterrupt) as error:
-        _LOGGER.error("the job ended early: %s", error or type(error).__name__)
+        # For the file: on the terminal the command's last line says the same.
+        _LOGGER.error("the job ended early: %s", local_runner.find_cause(error), extra=FILE_ONLY)
         if not remote_job.outlives(engine.flags):  # There, what is left tells which shards may have killed a worker.
             forget_marks(store)  # All processes have ended, and none of what it read.
         raise
@@ -169,6 +165,11 @@ def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJ
             process = run.process
             return _Engine(flags, lambda: run_supervised(store, Order(spec, flags, count), process))
     return _Engine(flags, lambda: local_runner.run_pipeline(spec, flags, max(1, count)))
+
+
+def put_config(store: Store, config: JobConfig) -> None:
+    """Keeps the resolved config with the job."""
+    store.put(CONFIG_NAME, to_json(config.model_dump(), indent=1))
 
 
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:

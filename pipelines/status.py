@@ -13,7 +13,7 @@ from pipelines.report import print_counts
 from transforms.books import BYTES, COUNTS
 from transforms.budget import called_off
 from transforms.job_lock import describe, is_stale, read_lock
-from transforms.report import read_report
+from transforms.state import read_report
 from transforms.store import Store
 from transforms.whole import Generation, list_generations, load_generation
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -38,7 +39,7 @@ class JobProcess:
     def __init__(self) -> None:
         self._answer, answer_end = os.pipe()
         command = [sys.executable, "-P", "-m", "pipelines.job_process", str(answer_end)]
-        with worker_environment():
+        with worker_environment(), _without_interrupts():
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -89,6 +90,19 @@ def _environment() -> dict[str, str]:
         return dict(os.environ)
     paths = [found, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Lets a process start that ignores Ctrl-C from its first moment; the command ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _relay(source: IO[bytes] | None, target: IO[str]) -> threading.Thread:

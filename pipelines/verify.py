@@ -12,7 +12,7 @@ from typing import Any
 from pipelines import local_runner
 from pipelines.beam_options import check_flags, tell_file_systems
 from pipelines.dataflow import Load, make_job_name
-from pipelines.errors import DONE, FAILED, STATUS_CODES, UNBALANCED
+from pipelines.errors import DONE, FAILED, OVER_BUDGET, UNBALANCED
 from pipelines.imports import without_collecting
 from pipelines.remote_job import check_remote, complete_flags, outlives
 from pipelines.report import load_report
@@ -89,7 +89,7 @@ def print_result(store: Store, rebuilt: dict[str, Any], result: dict[str, Any]) 
         return UNBALANCED
     if rebuilt["status"] != "done":
         print(f"{store.root}: nothing is published: {rebuilt['message']}; what was kept is whole")
-        return STATUS_CODES[rebuilt["status"]]
+        return OVER_BUDGET
     print(f"{store.root}: verified, {records}, {rebuilt['records_dead']:,} dead letters")
     return DONE
 

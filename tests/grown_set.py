@@ -72,6 +72,21 @@ class GrownSet:
         """Rebuilds the report."""
         return main(["report", str(self.out)])
 
+    def make_stopped(self) -> None:
+        """Makes of it a job that was stopped when the second of its three shards was committed."""
+        for folder in ("g001", "g002"):
+            self.store.delete(f"_gristmill/{folder}/plan.jsonl")
+        notes = json.loads((self.out / "_gristmill/published/00001.json").read_text())
+        for attempt, final in notes.items():
+            self.store.copy(final, attempt)
+        for path in (self.out / "_gristmill/published").iterdir():
+            path.unlink()
+        for name in (
+            "manifest.json",
+            *(f"_gristmill/{rest}.json" for rest in ("report", "shards/00000", "shards/00002")),
+        ):
+            assert self.store.delete(name)
+
     def do_as_told(self, difference: str) -> None:
         """Does what a difference says to do; one that shows in others is mended with them."""
         if difference.startswith(_SHOWN_BY_OTHERS):
@@ -262,7 +277,7 @@ DAMAGES = {
     "manifest_missing": Damage(
         delete("manifest.json"), ("there is no manifest.json; the same convert command again writes it",)
     ),
-    "manifest_cut": Damage(cut("manifest.json"), (f"manifest.json cannot be read; {_NO_MANIFEST}",)),
+    "manifest_cut": Damage(cut("manifest.json"), (f"manifest.json of * cannot be read; {_NO_MANIFEST}",)),
     "manifest_lacks_one": Damage(
         edit("manifest.json", lambda manifest: manifest["shards"].pop()),
         (f"manifest.json has 4 shards, the ledgers have 5, and they differ; {_NO_MANIFEST}",),

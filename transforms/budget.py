@@ -150,7 +150,12 @@ def call_off(store: Store, message: str) -> None:
 def called_off(store: Store) -> str | None:
     """Returns why the job was called off, None when it was not."""
     found = store.get(ABORT_NAME)
-    return None if found is None else str(json.loads(found[0])["message"])
+    if found is None:
+        return None
+    try:
+        return str(json.loads(found[0])["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{ABORT_NAME} stands there"
 
 
 class AbortWatch:

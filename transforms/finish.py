@@ -12,7 +12,8 @@ from transforms.elements import JobSpec, to_json
 from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
-from transforms.report import MANIFEST_NAME, REPORT_NAME, build_report, committed_shards, load_spec
+from transforms.report import build_report, committed_shards, load_spec
+from transforms.state import MANIFEST_NAME, REPORT_NAME
 from transforms.store import Store
 from transforms.tries import TRIES
 from transforms.whole import add_generations, build_whole, whole_spec

@@ -367,12 +367,24 @@ def sample_inputs(path: str, count: int) -> list[Input]:
     return list(found.values())
 
 
+class DamagedLineError(ValueError):
+    """A line of inputs.jsonl is none; the message goes on from the name of the file."""
+
+
 def read_inputs(lines: BinaryIO, offset: int = 0, index: int = 0) -> Iterator[tuple[int, Input]]:
-    """Yields (byte offset of its line, input) from a line of inputs.jsonl on, one line at a time."""
+    """Yields (byte offset of its line, input) from a line of inputs.jsonl on, one line at a time.
+
+    Raises:
+        DamagedLineError: A line is no input.
+    """
     lines.seek(offset)
     for line in lines:
-        fields = _decode(line.decode())[0]
-        error = tuple(fields["error"]) if "error" in fields else None
-        yield offset, Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"], error)
+        try:
+            fields = _decode(line.decode())[0]
+            error = tuple(fields["error"]) if "error" in fields else None
+            source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"], error)
+        except (ValueError, KeyError, TypeError, AttributeError) as damage:
+            raise DamagedLineError(f"is damaged at byte {offset}") from damage
+        yield offset, source
         offset += len(line)
         index += 1

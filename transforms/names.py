@@ -10,6 +10,7 @@ from transforms.elements import JobSpec
 from transforms.store import Store
 
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_SEPARATORS = re.compile(r"[*?,;\\]")
 _VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
 
 
@@ -20,7 +21,8 @@ def check_template(template: str) -> None:
         template: In the variables of TFDS, for example "data/{SPLIT}-{SHARD_X_OF_Y}.arrayrecord".
 
     Raises:
-        ValueError: A variable is unknown, or shards would get the same name, or the name leaves the directory.
+        ValueError: A variable is unknown, or shards would get the same name, or it leaves the directory, or
+            readers would not find the files.
     """
     try:
         fields = [part for part in string.Formatter().parse(template) if part[1] is not None]
@@ -37,9 +39,13 @@ def check_template(template: str) -> None:
         )
     if not used & {"SHARD_X_OF_Y", "SHARD_INDEX"}:
         raise ValueError(f"template {template!r} gives every shard the same name; add {{SHARD_X_OF_Y}}")
-    first = template.split("/", 1)[0]
-    if template.startswith("/") or ".." in template.split("/") or first[:1] in ("_", ".") or not template.strip():
+    if any(part[:1] in ("", "_", ".") for part in template.split("/")):
         raise ValueError(f"template {template!r} must name files below the output folder, not hidden or `_` ones")
+    if not template.isprintable() or _SEPARATORS.search(template):
+        raise ValueError(
+            f"template {template!r} has a sign that readers take for a separator or pattern (* ? , ; \\), or one that "
+            "cannot be printed"
+        )
 
 
 def shard_file_name(spec: JobSpec, number: int, total: int) -> str:

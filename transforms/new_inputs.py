@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from transforms.elements import Input, display_name, name_from_fields
-from transforms.generations import base_name
-from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs
+from transforms.inputs import Listing, list_inputs, read_inputs
 from transforms.plan import COMPRESSED_SUFFIXES
-from transforms.plan_file import INPUTS_NAME
+from transforms.state import open_inputs
 from transforms.whole import Generation, dead_sources
 
 _SHOWN = 5
@@ -59,34 +58,24 @@ def list_new_inputs(arguments: list[str], path: str, excluded_folder: str, made:
     Raises:
         InputPatternError: A list cannot be read.
         ChangedInputsError: An input that was converted has changed since.
+        StateError: The list of a generation is gone or damaged.
     """
     with name_table() as known, tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         all_path = os.path.join(folder, "all.jsonl")
         listing = list_inputs(arguments, all_path, excluded_folder, may_be_gone=True)
         for generation in made:
             if generation.spec.replay is None:
-                with generation.store.open(INPUTS_NAME) as lines:
-                    count = _remember(known, lines)
-                if count != generation.header["num_inputs"]:
-                    raise InputPatternError(_damaged_list(generation, count))
+                with open_inputs(generation.store) as lines:
+                    _remember(known, lines)
         with open(all_path, "rb") as lines, open(path, "wb") as out:
             return _filter(known, lines, out, listing, made)
 
 
-def _remember(known: sqlite3.Connection, lines: BinaryIO) -> int:
+def _remember(known: sqlite3.Connection, lines: BinaryIO) -> None:
     known.execute("BEGIN")
     rows = ((os.fsencode(one.name), _size(one), one.mtime_ns) for _, one in read_inputs(lines))
-    count = known.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows).rowcount
+    known.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows)
     known.execute("COMMIT")
-    return count
-
-
-def _damaged_list(generation: Generation, count: int) -> str:
-    name, planned = base_name(generation.store, INPUTS_NAME), generation.header["num_inputs"]
-    return (
-        f"list {name} of {generation.spec.root} holds {count:,} inputs, its plan {planned:,}: what is new cannot be "
-        "told; put the file back from a backup, or convert everything again with --overwrite"
-    )
 
 
 def _size(source: Input) -> int:

@@ -66,7 +66,7 @@ def read_header(plan: BinaryIO) -> dict[str, Any]:
     """Returns the header of an open plan.
 
     Raises:
-        ValueError: It is not a plan, or one of another version.
+        ValueError: It is not a plan, or one of another version; the message goes on from the name of the file.
     """
     plan.seek(0)
     line = plan.readline()
@@ -74,9 +74,9 @@ def read_header(plan: BinaryIO) -> dict[str, Any]:
         header = json.loads(line)
         version = header["gristmill_plan"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{PLAN_NAME} is not a plan: it begins with {line[:60]!r}") from error
+        raise ValueError(f"is not a plan: it begins with {line[:60]!r}") from error
     if version != PLAN_VERSION:
-        raise ValueError(f"{PLAN_NAME} has version {version}, expected {PLAN_VERSION}; convert again with --overwrite")
+        raise ValueError(f"has version {version}, expected {PLAN_VERSION}")
     return dict(header)
 
 

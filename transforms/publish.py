@@ -31,7 +31,7 @@ from transforms.ledger import find_ledger, published_name
 from transforms.names import shard_file_name
 from transforms.repeat import settle
 from transforms.replaced import delete_replaced, final_letters, set_aside
-from transforms.report import MANIFEST_NAME
+from transforms.state import MANIFEST_NAME, StateError, read_manifest
 from transforms.steps.job_chain import load_chain
 from transforms.store import OutputError, Store
 from transforms.whole import judge_generation
@@ -153,8 +153,11 @@ def _withdraw_old_manifest(store: Store, spec: JobSpec) -> None:
     if spec.generation:
         store.put_if_absent(DECIDED_NAME, b"{}")
         return
-    found = store.get(MANIFEST_NAME)
-    if found is not None and json.loads(found[0]).get("plan_id") != spec.plan_id:
+    try:
+        manifest = read_manifest(store)
+    except StateError:
+        manifest = {}
+    if manifest is not None and manifest.get("plan_id") != spec.plan_id:
         store.delete(MANIFEST_NAME)
 
 

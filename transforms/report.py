@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import platform
 import time
 from collections import Counter
@@ -17,12 +16,10 @@ from transforms.budget import Budget, dead_fraction
 from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
 from transforms.inputs import read_inputs
 from transforms.ledger import Ledger, ledger_name, read_entry, read_published
-from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header, read_tasks
+from transforms.plan_file import PLAN_NAME, read_tasks
+from transforms.state import open_inputs, plan_header, read_config
 from transforms.store import Store
 
-REPORT_NAME = "_gristmill/report.json"
-CONFIG_NAME = "_gristmill/config.json"
-MANIFEST_NAME = "manifest.json"
 VERIFIED_NAME = "_gristmill/verify.json"
 """What `verify` found, when it last ran as a pipeline."""
 _BUDGET = ("max_fraction", "max_count", "max_count_by_reason")
@@ -62,20 +59,13 @@ def load_spec(store: Store) -> tuple[JobSpec, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: There is no plan.
-        ValueError: What stands there is no plan.
+        StateError: What stands there is no plan.
     """
-    with store.open(PLAN_NAME) as plan:
-        header = read_header(plan)
+    header = plan_header(store)
     spec = spec_from_header(header, store.root)
     budget = read_config(store).get("dead_letters", {})
     budget = {name: budget[name] for name in _BUDGET if name in budget}
     return dataclasses.replace(spec, **budget), header
-
-
-def read_config(store: Store) -> dict[str, Any]:
-    """Returns the resolved config of the last run, empty when there is none."""
-    found = store.get(CONFIG_NAME)
-    return {} if found is None else dict(json.loads(found[0]))
 
 
 def _displayable(value: Any) -> Any:
@@ -253,7 +243,7 @@ def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any
         return
     waiting = iter(rows)
     row = next(waiting)
-    with store.open(INPUTS_NAME) as lines:
+    with open_inputs(store) as lines:
         for _, source in read_inputs(lines):
             if source.index != row.index:
                 continue
@@ -270,12 +260,3 @@ def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any
             if following is None:
                 return
             row = following
-
-
-def read_report(store: Store) -> dict[str, Any] | None:
-    """Returns the report that the last run wrote, None when there is none that can be read."""
-    found = store.get(REPORT_NAME)
-    try:
-        return None if found is None else dict(json.loads(found[0]))
-    except (ValueError, TypeError):
-        return None

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 _PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ r.config.write.name }}: {{ r.status }}</title>
+<html lang="en"><head><meta charset="utf-8"><title>{{ (r.config.write or {}).name }}: {{ r.status }}</title>
 <style>
  body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
  table { border-collapse: collapse; margin: .5rem 0 1.5rem } td, th { padding: .2rem .9rem .2rem 0; text-align: left }
@@ -15,7 +15,7 @@ _PAGE = """<!DOCTYPE html>
  .bar { background: #b5462f; height: .7rem; display: inline-block } code { background: #f4f4f4; padding: 0 .2rem }
  .done { color: #22663b } .bad { color: #b5462f }
 </style></head><body>
-<h1>{{ r.config.write.name }}-{{ r.config.write.split }}:
+<h1>{{ (r.config.write or {}).name }}-{{ (r.config.write or {}).split }}:
  <span class="{{ 'done' if r.status == 'done' else 'bad' }}">{{ r.status }}</span></h1>
 {% if r.message %}<p>{{ r.message }}</p>{% endif %}
 <h2>Records</h2><table>

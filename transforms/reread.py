@@ -17,9 +17,9 @@ from transforms.elements import Chunk, DeadLetter, Input, JobSpec, name_fields, 
 from transforms.formats import array_record, tfrecord
 from transforms.isolated_reader import REASON as READER_DIED
 from transforms.isolated_reader import read_isolated
-from transforms.plan_file import INPUTS_NAME
 from transforms.shard_reader import read_input
 from transforms.sources import explain_error, look_up, open_input
+from transforms.state import open_inputs
 from transforms.store import Store
 
 _DAMAGE = {"data_checksum", "length_checksum", "impossible_length", "truncated", "not_tfrecord", "record_too_large"}
@@ -64,7 +64,7 @@ def listed_line(listed: Listed) -> bytes:
 
 def read_listed(store: Store, offset: int = 0, index: int = 0) -> Iterator[Listed]:
     """Yields the sources of a replay from a line of its inputs.jsonl on."""
-    with store.open(INPUTS_NAME) as lines:
+    with open_inputs(store) as lines:
         lines.seek(offset)
         for line in lines:
             fields = json.loads(line)

@@ -18,7 +18,8 @@ from transforms.check_shard import MAX_TEXTS, Differences, Found
 from transforms.elements import to_json
 from transforms.generations import base_of
 from transforms.names import list_shard_files
-from transforms.report import MANIFEST_NAME, VERIFIED_NAME, read_report
+from transforms.report import VERIFIED_NAME
+from transforms.state import StateError, check_inputs, read_manifest, read_report
 from transforms.store import OutputError, Store
 from transforms.whole import Generation, list_generations, load_generation
 
@@ -146,15 +147,37 @@ def find_differences(store: Store, rebuilt: dict[str, Any], generations: list[Ge
         return
     if rebuilt["committed_shards"] < rebuilt["planned_shards"]:
         # Report and manifest cannot agree with ledgers that are not there.
-        yield _describe_missing(rebuilt)
+        if _was_published(store, rebuilt["plan_id"]):
+            yield _describe_missing(rebuilt)
     else:
         yield from _compare_books(store, rebuilt)
         yield from _compare_manifest(store, rebuilt)
     yield from _find_strays(store, generations, rebuilt)
+    yield from _compare_inputs(generations)
+
+
+def _compare_inputs(generations: list[Generation]) -> Iterator[str]:
+    for one in generations:
+        if one.spec.replay is None:
+            try:
+                check_inputs(one.store, one.header)
+            except StateError as error:
+                yield str(error)
 
 
 def _being_published(generations: list[Generation]) -> Generation | None:
     return next((one for one in generations if one.name and one.is_decided() and not one.is_finished()), None)
+
+
+def _was_published(store: Store, plan_id: str) -> bool:
+    """Whether the job was whole once: one that was stopped on its way has lost nothing."""
+    try:
+        manifest = read_manifest(store)
+    except StateError:
+        return True
+    report = read_report(store)
+    is_reported = report is not None and report["status"] == "done" and report["plan_id"] == plan_id
+    return is_reported or (manifest is not None and manifest["plan_id"] == plan_id)
 
 
 def _describe_missing(rebuilt: dict[str, Any]) -> str:
@@ -181,15 +204,15 @@ def _compare_books(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
 
 
 def _compare_manifest(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
-    found = store.get(MANIFEST_NAME)
-    if found is None:
+    cure = f"delete manifest.json, and {_AGAIN} writes it anew"
+    try:
+        manifest = read_manifest(store)
+    except StateError as error:
+        yield str(error)
+        return
+    if manifest is None:
         if rebuilt["status"] == "done":
             yield f"there is no manifest.json; {_AGAIN} writes it"
-        return
-    cure = f"delete manifest.json, and {_AGAIN} writes it anew"
-    manifest = _parse(found[0])
-    if manifest is None:
-        yield f"manifest.json cannot be read; {cure}"
         return
     named = [shard["name"] for shard in manifest["shards"]]
     known = {shard["name"] for shard in rebuilt["shards"]}
@@ -206,19 +229,12 @@ def _compare_manifest(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
         yield f"manifest.json says {counts}; {cure}"
 
 
-def _parse(data: bytes) -> dict[str, Any] | None:
-    try:
-        manifest = json.loads(data)
-        _ = manifest["num_records"], [shard["name"] for shard in manifest["shards"]]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return dict(manifest)
-
-
 def _find_strays(store: Store, generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
     """Yields files with names of shards that belong to no shard, once the set is published."""
-    found = store.get(MANIFEST_NAME)
-    manifest = None if found is None else _parse(found[0])
+    try:
+        manifest = read_manifest(store)
+    except StateError:
+        return  # Said already.
     if manifest is None:
         return
     named = {shard["name"] for shard in (*manifest["shards"], *rebuilt["shards"])}

@@ -16,9 +16,9 @@ from transforms.books import BYTES, COUNTS, FILES, JobBooks, SourceRow, Verdict,
 from transforms.budget import Budget, dead_fraction
 from transforms.elements import JobSpec, display_name
 from transforms.generations import DECIDED_NAME, FINISHED_NAME, base_of, generation_names, see_as
-from transforms.plan_file import INPUTS_NAME
 from transforms.report import build_report, committed_shards, load_spec
 from transforms.reread import Listed, read_listed
+from transforms.state import open_inputs
 from transforms.store import Store
 
 BEFORE_NAME = "_gristmill/before.json"
@@ -65,7 +65,7 @@ def load_generation(store: Store, name: str) -> Generation:
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: What stands there is no plan.
+        StateError: What stands there is no plan.
     """
     seen = see_as(store, name)
     return Generation(name, seen, *load_spec(seen))
@@ -212,7 +212,7 @@ def dead_sources(generation: Generation) -> Iterator[tuple[dict[str, Any], Sourc
     """Yields (line of inputs.jsonl, row) of every source with dead letters, in order."""
     rows = (row for row in _all_rows(generation) if row.dead)
     row = next(rows, None)
-    with generation.store.open(INPUTS_NAME) as lines:
+    with open_inputs(generation.store) as lines:
         for index, line in enumerate(lines):
             if row is None:
                 return

@@ -166,7 +166,7 @@ def test_a_list_of_inputs_that_lost_lines_is_not_taken_for_a_shorter_one(
     known.write_bytes(b"".join(known.read_bytes().splitlines(keepends=True)[:-1]))
     capsys.readouterr()
     assert convert("--append") == 2
-    assert "holds 2 inputs, its plan 3" in capsys.readouterr().err
+    assert "inputs.jsonl of" in capsys.readouterr().err
     assert in_manifest() == everything(0, 1, 2)
 
 

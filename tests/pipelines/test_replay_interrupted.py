@@ -29,7 +29,7 @@ from pipelines.run_job import Run
 from transforms.generations import see_as
 from transforms.job_lock import JobLock
 from transforms.letters import Selection
-from transforms.report import CONFIG_NAME, MANIFEST_NAME
+from transforms.state import CONFIG_NAME, MANIFEST_NAME
 from transforms.store import Store
 from transforms.tries import forget_marks
 from transforms.whole import build_whole

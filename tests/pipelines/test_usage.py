@@ -51,6 +51,32 @@ class TestConfig:
         with pytest.raises(UsageError, match=r"the key (steps|name) stands twice"):
             load_config(str(tmp_path / "job.yaml"), [])
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("since: 2024-01-31", "steps[0].since: date is no plain value; quote it"),
+            ("mark: !!binary aGk=", "steps[0].mark: bytes is no plain value"),
+            ("kinds: !!set {a, b}", "steps[0].kinds: set is no plain value"),
+            ("weight: .nan", "steps[0].weight: expected a finite number, got nan"),
+            ("inner: {list: [1, .inf]}", "steps[0].inner.list[1]: expected a finite number, got inf"),
+            ("inner: {1: a}", "steps[0].inner: the key 1 must be text"),
+            ("inner: &a [*a]", "steps[0].inner[0]: contains itself through a YAML anchor"),
+            ("max_per_sec: 1.0e-300", "steps[0].max_per_sec: must be greater than or equal to 0.00001"),
+            ("timeout_secs: 1.0e+300", "steps[0].timeout_secs: must be less than or equal to 1000000"),
+            ("max_memory_bytes: 1", "steps[0].max_memory_bytes: must be greater than or equal to 67108864"),
+            ("max_memory_bytes: 2000PiB", "steps[0].max_memory_bytes: "),
+        ],
+    )
+    def test_values_that_would_fail_later_are_refused(self, text: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_text(f"steps:\n- call: os:fspath\n  {text}\n")
+        with pytest.raises(UsageError) as refused:
+            load_config(str(tmp_path / "job.yaml"), [])
+        assert message in str(refused.value)
+
+    def test_an_anchor_used_twice_is_no_loop(self, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_text("steps:\n- {call: os:fspath, a: &it [1, 2], b: *it}\n")
+        assert load_config(str(tmp_path / "job.yaml"), []).steps == [{"call": "os:fspath", "a": [1, 2], "b": [1, 2]}]
+
     def test_names_that_no_file_system_takes_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"file names would be about 2.. bytes long"):
             load_config(None, [("write.name", "n" * 200)])

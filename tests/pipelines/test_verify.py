@@ -70,6 +70,15 @@ def test_the_result_stands_in_the_output_directory(grown: GrownSet, capsys: pyte
     assert second["differences"][0] in capsys.readouterr().out
 
 
+def test_a_job_that_was_stopped_differs_in_nothing_but_is_not_published(
+    grown: GrownSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grown.make_stopped()
+    assert jobs.verify(grown.out) == 3
+    told = "nothing is published: 1 of 3 planned shards are committed; what was kept is whole"
+    assert capsys.readouterr().out == f"{grown.out}: {told}\n"
+
+
 def test_a_generation_that_is_being_published_is_told_without_a_pipeline(
     grown: GrownSet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

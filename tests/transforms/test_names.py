@@ -52,6 +52,14 @@ class TestCheckTemplate:
             ("_data/{SHARD_INDEX}", "not hidden or `_` ones"),
             ("_gristmill/shards/{SHARD_INDEX}.json", "not hidden or `_` ones"),
             (".{SHARD_INDEX}", "not hidden or `_` ones"),
+            ("a/_b/{SHARD_INDEX}", "not hidden or `_` ones"),
+            ("a/.b/{SHARD_INDEX}", "not hidden or `_` ones"),
+            ("a/{SHARD_INDEX}/", "below the output folder"),
+            ("a//{SHARD_INDEX}", "below the output folder"),
+            ("a\n{SHARD_INDEX}", "cannot be printed"),
+            ("a\udcff{SHARD_INDEX}", "cannot be printed"),
+            ("a,{SHARD_INDEX}", "separator or pattern"),
+            ("*{SHARD_INDEX}", "separator or pattern"),
         ],
     )
     def test_refuses_the_rest_and_says_why(self, template: str, hint: str) -> None:

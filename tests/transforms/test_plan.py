@@ -389,12 +389,12 @@ class TestPlanFile:
 
     @pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b"not json\n", b"\xff\n", b"null\n"])
     def test_what_is_no_plan_is_refused_and_shown(self, content: bytes) -> None:
-        with pytest.raises(ValueError, match=r"plan.jsonl is not a plan"):
+        with pytest.raises(ValueError, match=r"is not a plan: it begins with"):
             read_header(io.BytesIO(content))
 
-    def test_other_version_is_refused_with_the_way_out(self) -> None:
+    def test_other_version_is_refused(self) -> None:
         line = json.dumps({"gristmill_plan": 99}).encode() + b"\n"
-        with pytest.raises(ValueError, match="version 99, expected 1; convert again with --overwrite"):
+        with pytest.raises(ValueError, match="has version 99, expected 1"):
             read_header(io.BytesIO(line))
 
 

@@ -28,8 +28,9 @@ from transforms.publish import (
     number_parts,
 )
 from transforms.repeat import find_apart
-from transforms.report import CONFIG_NAME, MANIFEST_NAME, REPORT_NAME, spec_to_header
+from transforms.report import spec_to_header
 from transforms.shard_writer import ShardWriter
+from transforms.state import CONFIG_NAME, MANIFEST_NAME, REPORT_NAME
 from transforms.store import LocalStore, OutputError, Store
 
 CORPUS = [(3, 0), (0, 1), (5, 2), (0, 0), (1, 0)]

@@ -91,20 +91,10 @@ def test_a_generation_that_was_stopped_while_it_was_published_is_all_that_is_tol
 
 
 def test_committed_shards_of_a_job_that_was_stopped_are_read_where_they_are(grown: GrownSet) -> None:
-    for folder in ("g001", "g002"):
-        delete(f"_gristmill/{folder}/plan.jsonl")(grown.store)
     ledger = json.loads((grown.out / "_gristmill/shards/00001.json").read_text())
-    notes = json.loads((grown.out / "_gristmill/published/00001.json").read_text())
-    for attempt, final in notes.items():
-        grown.store.copy(final, attempt)
-    for path in (grown.out / "_gristmill/published").iterdir():
-        path.unlink()
-    delete("manifest.json", "_gristmill/report.json")(grown.store)
-    delete("_gristmill/shards/00000.json", "_gristmill/shards/00002.json")(grown.store)
+    grown.make_stopped()
     result = verify(grown.store)
-    assert result["differences"] == [
-        "1 of 3 planned shards are committed; the same convert command again goes on from there"
-    ]
+    assert result["differences"] == []
     assert (result["files"], result["records"], result["dead_letters"]) == (3, 28, 2)
     name = ledger["parts"][0]["name"]
     put(name, b"")(grown.store)

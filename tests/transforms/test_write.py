@@ -26,7 +26,7 @@ from pipelines.plan_job import plan_job
 from transforms.convert import ConvertCorpus
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
 from transforms.ledger import find_ledger, ledger_name
-from transforms.report import CONFIG_NAME, MANIFEST_NAME
+from transforms.state import CONFIG_NAME, MANIFEST_NAME
 from transforms.store import OutputError
 from transforms.write import BrokenSequenceError, RecordBatchCoder, WriteShards
 

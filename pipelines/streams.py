@@ -1,0 +1,49 @@
+"""The standard streams of the command: open from the first moment, and no traceback when their reader goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from pipelines.errors import DONE, FAILED
+
+
+def open_streams() -> None:
+    """Opens those of the three that were closed when the command started, as if they were /dev/null.
+
+    The next file that is opened would take their number, and whatever prints would write into it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
+
+
+def flush_streams(status: int) -> int:
+    """Sends what was printed on its way, and returns the exit status of the command.
+
+    Args:
+        status: What the command came to; a command that is done has failed if it could not say so.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # As with `| head`.
+        close_output()
+    except OSError as error:
+        close_output()
+        print(f"gristmill: standard output cannot be written: {error}", file=sys.stderr)
+        return FAILED if status == DONE else status
+    return status
+
+
+def close_output() -> None:
+    """Lets what is still to be printed go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
