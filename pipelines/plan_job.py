@@ -253,6 +253,8 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num
         notes.append(
             f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record"
         )
+    if num_records and spec.num_shards > num_records and config.write.shards.isdigit():
+        notes.append(f"{spec.num_shards:,} shards for about {num_records:,} records: empty ones are left out")
     if layout.num_shards and spec.num_shards != layout.num_shards and config.write.shards.isdigit() and not spec.limit:
         notes.append(
             f"{layout.num_shards} shards were asked for, {spec.num_shards} planned: the input cannot be split "

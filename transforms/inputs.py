@@ -72,7 +72,7 @@ class _Lister:
 
     def __init__(self, excluded_folder: bytes, *, may_be_gone: bool = False) -> None:
         self._may_be_gone = may_be_gone
-        self._excluded = os.path.realpath(excluded_folder)
+        self._excluded = _resolve(excluded_folder)
         self._working_folder = os.fsencode(os.getcwd()) + b"/"
         self._real_folders: dict[bytes, bytes] = {}
         self.remote = RemoteLister(os.fsdecode(excluded_folder))
@@ -147,7 +147,7 @@ class _Lister:
         if os.path.isdir(path):
             return self._walk(path, [b"**"], ())
         if os.path.lexists(path):
-            key = os.path.realpath(path) if os.path.islink(path) else self._real_path(path)
+            key = _resolve(path) if os.path.islink(path) else self._real_path(path)
             return iter([self._file(path, key)])
         if not glob.has_magic(path):
             return iter([])
@@ -155,7 +155,7 @@ class _Lister:
 
     def _walk(self, folder: bytes, parts: list[bytes], above: tuple[bytes, ...]) -> Iterator[Found]:
         """Yields the files below `folder` that match the remaining parts of a pattern."""
-        real = os.path.realpath(folder)
+        real = _resolve(folder)
         if real == self._excluded:
             return
         part, rest = parts[0], parts[1:]
@@ -182,7 +182,7 @@ class _Lister:
                     self.num_skipped += 1
                 elif entry.is_symlink():
                     self.may_repeat = True
-                    yield self._file(entry.path, os.path.realpath(entry.path))
+                    yield self._file(entry.path, _resolve(entry.path))
                 else:
                     yield self._file(entry.path, real + b"/" + entry.name, entry)
 
@@ -194,7 +194,7 @@ class _Lister:
         target = os.path.join(real, entry.name)
         if entry.is_symlink():
             self.may_repeat = True
-            target = os.path.realpath(entry.path)
+            target = _resolve(entry.path)
         if target in above or target == real:  # A link to a folder above: its files are reached without it.
             return
         found = self._walk(entry.path, parts, (*above, real))
@@ -219,15 +219,23 @@ class _Lister:
         if real is None:
             if len(self._real_folders) > ROWS_AT_ONCE:
                 self._real_folders.clear()
-            real = self._real_folders[folder] = os.path.realpath(folder or b"/")
+            real = self._real_folders[folder] = _resolve(folder or b"/")
         return real + b"/" + name
+
+
+def _resolve(path: bytes) -> bytes:
+    """Follows links, as far as they may be followed."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return path
 
 
 def _normalize(path: bytes) -> bytes:
     """Takes `//` and `/./` out of an absolute path; `..` behind a link means the folder above the link's target."""
     if b"/.." in path:
         folder, name = os.path.split(path)
-        path = os.path.realpath(path) if name == b".." else os.path.join(os.path.realpath(folder), name)
+        path = _resolve(path) if name == b".." else os.path.join(_resolve(folder), name)
     return os.path.normpath(path)
 
 

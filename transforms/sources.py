@@ -7,6 +7,7 @@ descriptors left, no memory) is raised on.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import os
 import stat
@@ -95,9 +96,14 @@ def _check_unchanged(source: Input, info: os.stat_result) -> None:
     if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
         raise InputChangedError(
             errno.ESTALE,
-            f"the file changed after it was listed: {source.size} bytes then, {info.st_size} now; "
-            "convert it again once nothing writes to it",
+            f"the file changed after it was listed: {source.size} bytes of {_in_words(source.mtime_ns)} then, "
+            f"{info.st_size} of {_in_words(info.st_mtime_ns)} now; convert it again once nothing writes to it",
         )
+
+
+def _in_words(time_ns: int) -> str:
+    seconds, ns = divmod(time_ns, 10**9)
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}.{ns:09} UTC"
 
 
 def open_input(source: Input) -> RandomAccessFile:

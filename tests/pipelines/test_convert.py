@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import stat
 from pathlib import Path
 
@@ -439,6 +440,29 @@ def test_inspect_tells_counts_options_features_and_damage(
     printed = capsys.readouterr().out
     for words in ("100;", "truncated", "group_size:1", "300;", "record-00-000000"):
         assert words in printed
+
+
+def test_inspect_goes_on_after_a_file_that_it_cannot_tell(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "line\nand \x1b[31mred").write_text("text")
+    good = jobs.write_array_record(tmp_path / "of no known name", [jobs.payload(0, number) for number in range(5)])
+    assert jobs.main(["inspect", str(tmp_path / "line\nand \x1b[31mred"), str(tmp_path / "gone"), str(good)]) == 2
+    printed = capsys.readouterr()
+    assert f"{good}: array_record (" in printed.out
+    assert printed.err.splitlines() == [
+        f"gristmill inspect: {tmp_path}/line\\nand \\x1b[31mred is neither TFRecord nor ArrayRecord "
+        "by its bytes or name",
+        f"{tmp_path}/gone cannot be opened: No such file or directory",
+    ]
+
+
+def test_more_shards_than_records_are_said_ahead(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.convert("--input", corpus, "--output", tmp_path / "out", "--shards", "5000") == 0
+    assert re.search(r"5,000 shards for about \d\d\d records: empty ones are left out", capfd.readouterr().err)
+    assert len(jobs.records(tmp_path / "out")) == 300
 
 
 def test_output_without_permission_exits_2(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,12 +112,16 @@ def _read_rows_of_path(path: str, source: Input, rows: list[int], max_record_byt
 
 
 class _Records:
-    """Reads records one after the other, so that a batch can end when it is full, whatever their sizes."""
+    """Reads records one after the other, so that a batch can end when it is full, whatever their sizes.
+
+    A damaged record counts as long as the mean of the file: the format does not tell.
+    """
 
     def __init__(self, reader: ArrayRecordReader, path: str, source: Input) -> None:
         self._reader: ArrayRecordReader | None = reader
         self._path = path
         self._source = source
+        self._mean_bytes = source.size // max(1, reader.num_records())
 
     def read(self, first: int, last: int, max_record_bytes: int) -> Iterator[Chunk]:
         """Yields the records [first, last) in batches."""
@@ -141,7 +145,9 @@ class _Records:
         except RuntimeError as error:
             # A reader that met damage stays failed: the next record needs a new one.
             self.close()
-            chunk.dead.append(self._letter(index, 0, "damaged_record", str(error)[:MAX_ERROR_CHARS], error))
+            chunk.num_bytes += self._mean_bytes
+            text = str(error)[:MAX_ERROR_CHARS]
+            chunk.dead.append(self._letter(index, self._mean_bytes, "damaged_record", text, error))
             return
         chunk.num_bytes += len(record)
         if len(record) > max_record_bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RIEGELI = bytes.fromhex("83af70d10d884a3f 0000000000000000 4000000000000000")
+"""How files of Riegeli's record format begin, of which ArrayRecord is one; see its specification of file signatures."""
+
 _SIGNATURES = (
     (b"version https://git-lfs", "it is a Git LFS pointer: fetch the real file with `git lfs pull`"),
     (b"\x1f\x8b", "it is gzip data"),
@@ -10,6 +13,7 @@ _SIGNATURES = (
     (b"\xfd7zXZ\x00", "it is xz data: decompress it first"),
     (b"PK\x03\x04", "it is a zip archive"),
     (b"PAR1", "it is a Parquet file"),
+    (RIEGELI, "it begins like an ArrayRecord"),
     (b"\xff\xd8\xff", "it is a JPEG picture"),
     (b"\x89PNG", "it is a PNG picture"),
     (b"{", "it looks like JSON"),

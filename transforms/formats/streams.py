@@ -24,10 +24,12 @@ class PlainBytes:
     Attributes:
         size: Bytes of the file.
         problem: Always None.
+        unread: Always 0.
         consumed: Bytes of the file, all of them.
     """
 
     problem: tuple[str, str] | None = None
+    unread = 0
 
     def __init__(self, file: RandomAccessFile) -> None:
         self._file = file
@@ -48,6 +50,7 @@ class InflatedBytes:
     Attributes:
         size: Decompressed bytes, None until the end was reached.
         problem: None, or (reason, text) once the stream turned out to be damaged or cut.
+        unread: Compressed bytes behind the problem, which nobody can inflate.
         consumed: Compressed bytes used so far.
     """
 
@@ -64,6 +67,7 @@ class InflatedBytes:
         self._base = 0
         self.size: int | None = None
         self.problem: tuple[str, str] | None = None
+        self.unread = 0
 
     def rewind(self, position: int) -> None:
         """Makes a forgotten position readable again, by inflating the file anew up to there."""
@@ -106,7 +110,7 @@ class InflatedBytes:
             if not self._pending:
                 self._window += self._inflater.flush()
                 at = f"the {self._compression} stream stops at byte {self._fetched} of the file without its end"
-                self._end(("truncated_stream", at))
+                self._fail("truncated_stream", at, self._fetched)
                 return
         before = self._inflater.copy()
         try:
@@ -114,7 +118,8 @@ class InflatedBytes:
         except zlib.error as error:
             used = self._salvage(before)
             where = self._fetched - len(self._pending) + used
-            self._end(("damaged_stream", f"{self._compression} data is damaged at byte {where} of the file: {error}"))
+            text = f"{self._compression} data is damaged at byte {where} of the file: {error}"
+            self._fail("damaged_stream", text, where)
             return
         self._pending = self._inflater.unconsumed_tail
         if self._inflater.eof:
@@ -142,7 +147,7 @@ class InflatedBytes:
         while not self._pending:
             more = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
             if not more:
-                self._end(None)
+                self._end()
                 return
             self._fetched += len(more)
             self._pending = more.lstrip(b"\0")
@@ -154,10 +159,14 @@ class InflatedBytes:
             self._inflater = zlib.decompressobj(_WINDOW_BITS["gzip"])
             return
         at = f"bytes that are no {self._compression} data follow the end of the stream, at {self.consumed}"
-        self._end(("trailing_garbage", at))
+        self._fail("trailing_garbage", at, self.consumed)
 
-    def _end(self, problem: tuple[str, str] | None) -> None:
-        self.problem = problem
+    def _fail(self, reason: str, text: str, where: int) -> None:
+        self.problem = reason, text
+        self.unread = self._file.size - where
+        self._end()
+
+    def _end(self) -> None:
         self.size = self._base + len(self._window)
 
 

@@ -180,6 +180,8 @@ class _FrameReader:
             if chunk is None:
                 break
             position += chunk.num_bytes
+            if self._data.size is not None:
+                position = min(position, self._data.size)  # Bytes that cannot be inflated have no place in the stream.
             chunk.reached = position
             self._data.forget(position)
             yield chunk
@@ -334,6 +336,7 @@ class _FrameReader:
         """Finds better words for damage that reaches the end of the file."""
         if self._data.problem is not None:
             letter.reason, letter.error = self._data.problem
+            letter.length += self._data.unread  # Of what these would inflate to nothing is known.
             self._told_of_problem = True
         elif letter.whole_file and reason == "length_checksum":
             letter.reason = "not_tfrecord"

@@ -108,6 +108,8 @@ def test_one_flipped_bit_loses_one_record_and_names_its_row(tmp_path: Path, row:
     assert (letter.position, letter.extra, letter.reason, letter.step) == (row, {"row": row}, "damaged_record", "read")
     assert letter.error
     assert len(letter.error) <= 2000
+    assert letter.length == source.size // 200  # What the format does not tell is taken to be the mean.
+    assert result.num_bytes == sum(map(len, result.records)) + letter.length
     assert not letter.whole_file
 
 

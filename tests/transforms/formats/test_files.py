@@ -79,6 +79,7 @@ def test_unknown_format_is_refused_with_the_known_ones() -> None:
         ("/a.tfrecord/b", b"", None),
         ("/a/tfrecord", b"", None),
         ("/a/b.jpg", b"\xff\xd8\xff", None),
+        ("/a/b.bin", bytes.fromhex("83af70d10d884a3f000000000000000040000000000000009187"), "array_record"),
     ],
 )
 def test_format_is_guessed_from_the_bytes_and_then_from_the_name(name: str, head: bytes, expected: str | None) -> None:

@@ -41,6 +41,17 @@ def inflate_bytewise(data: bytes, window_bits: int = 31) -> bytes:
     return out
 
 
+def count_unread(data: bytes, window_bits: int = 31) -> int:
+    """The bytes of one member from the first on that cannot be inflated."""
+    inflater = zlib.decompressobj(window_bits)
+    for at in range(len(data)):
+        try:
+            inflater.decompress(data[at : at + 1])
+        except zlib.error:
+            return len(data) - at
+    return 0
+
+
 def assert_tiles(result: RangeResult, num_bytes: int) -> None:
     corpora.assert_every_byte_is_named_once([result], num_bytes)
     assert result.num_bytes == num_bytes
@@ -98,7 +109,8 @@ def test_ranges_of_a_compressed_file_leave_it_all_to_the_first() -> None:
 def test_trailing_garbage_is_told_after_every_record(garbage: bytes, piece_bytes: int | None) -> None:
     result = read(GZIP + garbage)
     assert result.records == PAYLOADS
-    assert result.regions == [(len(DATA), 0, "trailing_garbage")]
+    assert result.regions == [(len(DATA), len(garbage.lstrip(b"\0")), "trailing_garbage")]
+    assert result.num_bytes == len(DATA) + len(garbage.lstrip(b"\0"))
     assert str(len(GZIP) + len(garbage) - len(garbage.lstrip(b"\0"))) in result.dead[0].error
     assert not result.dead[0].whole_file
 
@@ -140,9 +152,10 @@ def test_cut_stream_of_repeats_is_emptied_to_the_last_byte(monkeypatch: pytest.M
 @pytest.mark.parametrize("offset", [-8, -5, -4, -1])
 def test_wrong_trailer_costs_no_record(offset: int, piece_bytes: int | None) -> None:
     """Every record has passed its own checksum; the trailer's fault is one dead letter beside them."""
-    result = read(corpora.flip_bit(GZIP, len(GZIP) + offset, 5))
+    damaged = corpora.flip_bit(GZIP, len(GZIP) + offset, 5)
+    result = read(damaged)
     assert result.records == PAYLOADS
-    assert result.regions == [(len(DATA), 0, "damaged_stream")]
+    assert result.regions == [(len(DATA), count_unread(damaged), "damaged_stream")]
 
 
 def test_wrong_trailer_of_a_member_keeps_the_records_before_it(piece_bytes: int | None) -> None:
@@ -159,7 +172,7 @@ def test_flipped_bit_costs_only_what_follows_it(at: int) -> None:
     inflated = inflate_bytewise(damaged)
     result = read(damaged)
     assert list(zip(result.positions, result.records, strict=True)) == corpora.whole_frames(inflated, PAYLOADS)
-    assert_tiles(result, len(inflated))
+    assert_tiles(result, len(inflated) + count_unread(damaged))
     if inflated != DATA:
         assert result.reasons[-1:] in (["damaged_stream"], ["truncated_stream"])
 
