@@ -21,6 +21,7 @@ from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, put_config, run_locked
 from pipelines.space import check_space
+from pipelines.step_types import find_mismatches
 from pipelines.supervisor import JobProcess
 from transforms.finish import delete_leftovers
 from transforms.job_lock import JobLock, LockedError, read_lock
@@ -129,13 +130,16 @@ def parse_workers(text: str | None) -> int | None:
 
 
 def check_steps(config: JobConfig) -> None:
-    """Checks that the steps can be loaded, and that the modules exist that they import later.
+    """Checks that the steps can be loaded and take their parameters, and that the modules exist that they import later.
 
     Raises:
         UsageError: One cannot, or does not.
     """
     try:
-        load_steps(config.steps, (os.getcwd(),))
+        loaded = load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
         raise UsageError(str(error)) from error
+    mismatches = list(find_mismatches(config.steps, loaded))
+    if mismatches:
+        raise UsageError("\n".join(mismatches))
     check_modules(config.py_modules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,62 @@ class TestConfig:
     def test_names_that_no_file_system_takes_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"file names would be about 2.. bytes long"):
             load_config(None, [("write.name", "n" * 200)])
+
+
+_STEP = """
+from pathlib import Path
+from typing import Literal
+
+class Unknown: ...
+
+def clean(value, count: int = 1, share: float = 0, path: Path = ".", kind: Literal["a", "b"] = "a", text: str = "",
+          words: list[str] = (), other: Unknown = None, free=None):
+    return value
+
+class Clean:
+    def __init__(self, count: "int | None" = None): ...
+    def __call__(self, value): return value
+"""
+
+
+class TestStepParameters:
+    @pytest.fixture(autouse=True)
+    def _step(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (place / "steps_of_usage_test.py").write_text(_STEP)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        sys.modules.pop("steps_of_usage_test", None)
+
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ("clean,count=many", "steps[0].count: steps_of_usage_test:clean expects int: should be a valid integer"),
+            ("clean,count=1.5", "got 1.5"),
+            ("clean,share=[1]", "expects float"),
+            ("clean,kind=c", "expects Literal['a', 'b']"),
+            ("clean,text=3", "expects str"),
+            ("clean,words=[a,3]", "expects list[str]"),
+            ("Clean,count=many", "expects int | None"),
+        ],
+    )
+    def test_of_another_type_than_declared_are_refused(
+        self, parameters: str, message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert jobs.convert("--input", "in", "--output", "out", "--step", f"steps_of_usage_test:{parameters}") == 2
+        assert message in capsys.readouterr().err
+        assert not Path("out").exists()
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [
+            "clean,count=3,share=1,path=a/b,kind=b,text=x",
+            "clean,words=[a,b],other=7,free=[1]",
+            "Clean,count=2",
+            "Clean",
+        ],
+    )
+    def test_of_the_declared_type_or_of_none_are_taken(self, parameters: str) -> None:
+        assert jobs.convert("--input", "in", "--output", "out", "--step", f"steps_of_usage_test:{parameters}") == 0
+        assert len(jobs.records(Path("out"))) == 9
 
 
 class TestOutput:
