@@ -47,6 +47,8 @@ def check_flags(unknown: list[str]) -> list[str]:
     flags = list(_join_values(unknown))
     for flag in flags:
         name = flag.lstrip("-").split("=", 1)[0]
+        if f"--{name}" in GRISTMILL_FLAGS:
+            raise UsageError(f"{flag}: a flag of gristmill convert that this command does not have")
         if name not in known:
             choices = [*GRISTMILL_FLAGS, *(f"--{option}" for option in known)]
             hint = did_you_mean(f"--{name}", choices) or "; see gristmill convert --help"

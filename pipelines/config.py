@@ -20,13 +20,14 @@ from transforms.plan import ShardsRequest, parse_size
 from transforms.steps.options import OPTION_NAMES
 
 STEP_KEYS = ("use", "call")
-_COMPRESSION = re.compile(r"auto|uncompressed|snappy|(zstd|brotli)(:-?\d+)?")
+_COMPRESSION = re.compile(r"auto|uncompressed|snappy|(zstd|brotli)(:-?[0-9]{1,9})?")
 _LEVELS = {"zstd": (-131072, 22), "brotli": (0, 11)}
 _NO_SECRETS = (
     "this looks like a credential, which would be copied to the output directory; write ${NAME} for an environment "
     "variable (http.post and other HTTP steps), read it in the step itself, or pass Beam's options as flags"
 )
 _MAX_NAME_BYTES = 200
+_MAX_SHOWN_CHARS = 200
 _MAX_GROUP_SIZE = (1 << 31) - 1  # array_record's own bound.
 _MAX_TIMEOUT_SECS = 1_000_000  # System calls that wait take milliseconds in 31 bits.
 _MIN_PER_SEC = 1e-5  # One call a day.
@@ -86,6 +87,8 @@ class WriteConfig(_Strict):
     @pydantic.field_validator("shards", mode="before")
     @classmethod
     def _check_shards(cls, value: Any) -> str:
+        if isinstance(value, bool):
+            raise ValueError("expected auto, match, a number or a size such as 256MiB")
         ShardsRequest.parse(value)
         return str(value)
 
@@ -160,7 +163,7 @@ def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         where = f"steps[{number}].{problem['loc'][0]}"
-        raise ValueError(f"{where}: {_message(problem)}, got {problem['input']!r}") from None
+        raise ValueError(f"{where}: {_message(problem)}, got {_shown(problem['input'])}") from None
     return {**step, **{name: getattr(options, name) for name in OPTION_NAMES if name in step}}
 
 
@@ -217,7 +220,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands twice", key.start_mark)
             seen.add(key.value)
@@ -233,6 +236,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise UsageError(f"config {path} is not UTF-8: {error}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"config {path} is not YAML: {error}") from error
+    except (ValueError, RecursionError) as error:  # Dates that do not exist, endless numbers, endless nesting.
+        raise UsageError(f"config {path}: a value cannot be read: {error}") from error
     if fields is None:
         return {}
     if not isinstance(fields, dict):
@@ -247,7 +252,7 @@ def _assign(fields: dict[str, Any], key: str, value: Any) -> None:
         if inner is None:
             inner = fields[folder] = {}
         if not isinstance(inner, dict):
-            raise UsageError(f"{key}: {folder} is not a group of keys")
+            raise UsageError(f"{folder}: must be a group of keys such as {folder}.{last}, got {_shown(inner)}")
         fields = inner
     fields[last] = value
 
@@ -259,7 +264,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return text if isinstance(value, dict) and None in value.values() else value
 
@@ -271,7 +276,7 @@ def parse_change(text: str) -> tuple[str, Any]:
         UsageError: There is no `=`.
     """
     key, separator, value = text.partition("=")
-    if not separator or not key.strip():
+    if not separator or not all(part.strip() for part in key.split(".")):
         raise UsageError(f"--set {text}: expected key.path=value, for example --set write.shards=64")
     return key.strip(), parse_value(value)
 
@@ -306,9 +311,16 @@ def _explain(problem: Any) -> str:
         hint = did_you_mean(location[-1], known) or f"; known keys: {', '.join(known)}"
         return f"{path}: unknown key{hint}"
     message, value = _message(problem), problem["input"]
-    if isinstance(value, dict | list) or (isinstance(value, str) and repr(value) in message):
+    is_ours = problem["type"] == "value_error"
+    if ", got " in message or (is_ours and (isinstance(value, dict | list) or repr(value) in message)):
         return f"{path}: {message}"
-    return f"{path}: {message}, got {value!r}"
+    return f"{path}: {message}, got {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _message(problem: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -14,7 +15,7 @@ from pipelines.config import JobConfig, load_config, parse_change, parse_step
 from pipelines.dataflow_service import is_running
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
-from pipelines.output import check_output, is_published, open_output
+from pipelines.output import check_output, is_published, open_output, put_inputs_back
 from pipelines.packages import check_modules
 from pipelines.plan_job import plan_job
 from pipelines.remote_job import check_remote, outlives
@@ -29,6 +30,8 @@ from transforms.state import read_config, read_report
 from transforms.steps.load import StepError, load_steps
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
+
+_MAX_WORKERS = 1_000
 
 
 def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
@@ -69,6 +72,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             _tidy_up(store)
             if not read_config(store):
                 put_config(store, config)
+            put_inputs_back(store, job)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
         if config.write.check_space and not outlives(flags):
@@ -120,12 +124,12 @@ def parse_workers(text: str | None) -> int | None:
     """Reads `--workers`; None leaves the choice to us.
 
     Raises:
-        UsageError: It is no number.
+        UsageError: It is no number that one machine can run.
     """
     if text is None or text == "auto":
         return None
-    if not text.isdigit():
-        raise UsageError(f"--workers must be auto or a number of processes, got {text!r}")
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) > _MAX_WORKERS:
+        raise UsageError(f"--workers must be auto or a number of processes, at most {_MAX_WORKERS:,}, got {text!r}")
     return int(text)
 
 

@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from pipelines.errors import DONE, UsageError
 from transforms.dead_letters import BadRecordError
-from transforms.elements import DeadLetter, Input, JobSpec, display_name
+from transforms.elements import DeadLetter, Input, JobSpec, display_name, printable
 from transforms.formats import guess_format
 from transforms.formats.tfrecord import detect_compression
 from transforms.shard_reader import read_input
@@ -71,7 +71,7 @@ def inspect_file(name: str, num_records: int) -> dict[str, Any]:
         source = look_up(name if "://" in name else os.path.abspath(name))
         file = open_input(source)
     except OSError as error:
-        raise UsageError(f"{_printable(display_name(name))} cannot be opened: {error.strerror or error}") from error
+        raise UsageError(f"{printable(display_name(name))} cannot be opened: {error.strerror or error}") from error
     format_name = guess_format(name, file.read_at(0, 64))
     compression = detect_compression(file)
     options = _writer_options(file, source) if format_name == "array_record" else None
@@ -79,7 +79,7 @@ def inspect_file(name: str, num_records: int) -> dict[str, Any]:
     if format_name is None and compression != "none":
         format_name = "tfrecord"
     if format_name is None:
-        raise UsageError(f"{_printable(display_name(name))} is neither TFRecord nor ArrayRecord by its bytes or name")
+        raise UsageError(f"{printable(display_name(name))} is neither TFRecord nor ArrayRecord by its bytes or name")
     found: dict[str, Any] = {"file": display_name(name), "format": format_name, "bytes": source.size}
     if format_name == "tfrecord":
         found["compression"] = compression
@@ -156,14 +156,9 @@ class _Features:
         ]
 
 
-def _printable(name: str) -> str:
-    """Returns a name as one line that moves no cursor."""
-    return name if name.isprintable() else repr(name)[1:-1]
-
-
 def _print(found: dict[str, Any]) -> None:
     options = found.get("writer_options") or found.get("compression") or "not readable"
-    print(f"{_printable(found['file'])}: {found['format']} ({options}), {found['bytes']:,} bytes")
+    print(f"{printable(found['file'])}: {found['format']} ({options}), {found['bytes']:,} bytes")
     sizes = found["record_bytes"]
     each = f"{sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,}"
     print(f"  records   {found['records']:,}; bytes each {each}")
@@ -172,6 +167,6 @@ def _print(found: dict[str, Any]) -> None:
     if len(found["damage"]) > 20:
         print(f"  damage    and {len(found['damage']) - 20:,} more")
     for feature in found["features"] or []:
-        print(f"  feature   {_printable(feature['name'])}: {feature['kind']}, in {feature['share']:.0%} of records")
+        print(f"  feature   {printable(feature['name'])}: {feature['kind']}, in {feature['share']:.0%} of records")
     for record in found["first_records"]:
         print(f"  record    {record}")

@@ -20,7 +20,15 @@ from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import VERIFIED_NAME, changed_keys
-from transforms.state import MANIFEST_NAME, REPORT_NAME, StateError, plan_header, read_manifest, read_report
+from transforms.state import (
+    MANIFEST_NAME,
+    REPORT_NAME,
+    StateError,
+    check_inputs,
+    plan_header,
+    read_manifest,
+    read_report,
+)
 from transforms.store import OutputError, Store, open_store
 from transforms.tries import TRIES
 
@@ -184,8 +192,19 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         store.put_file(job.plan_path, PLAN_NAME)
     else:
         _put_state(store, job)
+        put_inputs_back(store, job)
     store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
+
+
+def put_inputs_back(store: Store, job: PlannedJob) -> None:
+    """Writes the list of inputs anew where it is damaged; the job has just listed the same ones."""
+    if job.spec.replay is not None:
+        return
+    try:
+        check_inputs(store, job.header)
+    except StateError:
+        store.put_file(job.inputs_path, INPUTS_NAME)
 
 
 def _put_state(store: Store, job: PlannedJob) -> None:

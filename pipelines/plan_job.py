@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 from pipelines.config import JobConfig
 from pipelines.errors import UsageError
-from transforms.elements import Input, JobSpec, ShardTask, display_name
+from transforms.elements import Input, JobSpec, ShardTask, display_name, printable
 from transforms.formats import FORMATS, guess_format, load_format
 from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
@@ -29,6 +30,8 @@ from transforms.report import spec_to_header, versions
 from transforms.sample import SAMPLED_INPUTS, Sample, choose_compression, take_sample
 from transforms.sources import open_input
 from transforms.steps.load import source_digest
+
+_NAMED = 3  # Inputs that a message names.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,7 @@ def plan_job(
             f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found"
         )
     chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
-    spec = _base_spec(config, _choose_format(config, chosen), limit)
+    spec = _base_spec(config, _choose_format(config, chosen or _first_inputs(inputs_path)), limit)
     if generation:
         spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
@@ -171,6 +174,8 @@ def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
     if config.source.format != "auto":
         return config.source.format
     for source in chosen:
+        if source.error is not None:
+            continue
         try:
             file = open_input(source)
         except OSError:
@@ -181,13 +186,18 @@ def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
             file.close()
         if guess is not None:
             return guess
-    errors = [source.error[1] for source in chosen if source.error is not None]
+    errors = [f"{printable(display_name(one.name))}: {one.error[1]}" for one in chosen if one.error is not None]
     if len(errors) == len(chosen):
-        raise UsageError(f"no input can be read: {errors[0] if errors else 'there is none'}")
-    names = ", ".join(display_name(source.name) for source in chosen[:3])
+        raise UsageError(f"no input can be read: {'; '.join(errors[:_NAMED])}")
+    names = ", ".join(printable(display_name(source.name)) for source in chosen[:_NAMED])
     raise UsageError(
         f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}"
     )
+
+
+def _first_inputs(inputs_path: str) -> list[Input]:
+    with open(inputs_path, "rb") as lines:
+        return [source for _, source in itertools.islice(read_inputs(lines), _NAMED)]
 
 
 def _cut(
@@ -253,7 +263,7 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num
         notes.append(
             f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record"
         )
-    if num_records and spec.num_shards > num_records and config.write.shards.isdigit():
+    if num_records and spec.num_shards > num_records and not spec.limit and spec.format != "files":
         notes.append(f"{spec.num_shards:,} shards for about {num_records:,} records: empty ones are left out")
     if layout.num_shards and spec.num_shards != layout.num_shards and config.write.shards.isdigit() and not spec.limit:
         notes.append(

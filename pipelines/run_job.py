@@ -173,12 +173,12 @@ def put_config(store: Store, config: JobConfig) -> None:
 
 
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
+    busy = max(1, sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes))
     asked = workers if workers is not None else local_runner.asked_workers(flags)
     if asked is not None:
-        return asked
+        return min(asked, busy)  # Others would find nothing to do.
     cpu_secs = local_runner.estimate_job_secs(job.spec, job)
-    busy = sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes)
-    return local_runner.choose_workers(cpu_secs, max(1, busy))
+    return local_runner.choose_workers(cpu_secs, busy)
 
 
 def conclude(store: Store, report: dict[str, Any] | None, generation: str = "") -> int:

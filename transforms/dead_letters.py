@@ -10,7 +10,7 @@ import dataclasses
 import traceback
 from typing import Any
 
-from transforms.elements import DeadLetter, name_fields, name_from_fields, to_json
+from transforms.elements import DeadLetter, name_fields, name_from_fields, printable, to_json
 
 MAX_ERROR_CHARS = 2_000
 MAX_REASON_CHARS = 100
@@ -65,7 +65,7 @@ def reason_code(reason: object) -> str:
         text = safe_text(reason if isinstance(reason, str) else repr(reason), MAX_REASON_CHARS)
     except Exception:  # A reason whose repr fails must not cost more than its record: that is a dead letter already.
         text = ""
-    return text or "no_reason"
+    return printable(text)[:MAX_REASON_CHARS] or "no_reason"
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:

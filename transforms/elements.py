@@ -329,6 +329,11 @@ def display_name(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def printable(text: str) -> str:
+    """Returns text as one line that moves no cursor: with escapes, where it has signs that cannot be printed."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def to_json(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
     """Returns a line, or with `indent` a page, of UTF-8 JSON; what UTF-8 cannot hold becomes JSON's own escape."""
     return json.dumps(fields, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

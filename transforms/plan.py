@@ -32,7 +32,7 @@ COMPRESSED_SUFFIXES = (".gz", ".gzip", ".zz", ".zlib")
 _READ_COST_US = ((1_000, 5.0), (10_000, 22.0), (50_000, 100.0), (200_000, 360.0), (1_000_000, 2_500.0))
 """Measured: microseconds of one random read of a Grain data source by records in the shard."""
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*([0-9]{1,18}(?:\.[0-9]{1,15})?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE | re.ASCII)
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS.update({"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40})
 
@@ -73,7 +73,7 @@ class ShardsRequest:
         text = str(text).strip()
         if text in ("auto", "match"):
             return cls(text)
-        if re.fullmatch(r"\d+", text):
+        if re.fullmatch(r"[0-9]{1,18}", text):
             if int(text) < 1:
                 raise ValueError(f"a number of shards must be at least 1, got {text}")
             if int(text) > MAX_SHARDS:
@@ -85,7 +85,7 @@ class ShardsRequest:
         if mode not in ("", "match"):
             raise ValueError(f"expected auto, match, match,SIZE, a number or a size such as 256MiB, got {text!r}")
         try:
-            if re.fullmatch(r"[\d.\s]*", size) and not mode:
+            if re.fullmatch(r"[0-9.\s]*", size) and not mode:
                 raise ValueError(f"a size needs a unit, got {size!r}")
             max_bytes = parse_size(size)
         except ValueError as error:

@@ -66,6 +66,12 @@ class TestConfig:
             ("timeout_secs: 1.0e+300", "steps[0].timeout_secs: must be less than or equal to 1000000"),
             ("max_memory_bytes: 1", "steps[0].max_memory_bytes: must be greater than or equal to 67108864"),
             ("max_memory_bytes: 2000PiB", "steps[0].max_memory_bytes: "),
+            ('text: "\\ud800"', "steps[0].text: expected text in UTF-8, got '\\ud800'"),
+            ('"\\ud800": 1', "steps[0]: the key '\\ud800' must be text in UTF-8"),
+            ("day: 9999-99-99", "a value cannot be read: month must be in 1..12"),
+            (f"number: {'9' * 5000}", "a value cannot be read: Exceeds the limit"),
+            (f"list: {'[' * 3000}{']' * 3000}", "a value cannot be read: maximum recursion depth exceeded"),
+            ("? [a]\n  : b", "found unhashable key"),
         ],
     )
     def test_values_that_would_fail_later_are_refused(self, text: str, message: str, tmp_path: Path) -> None:
@@ -73,6 +79,44 @@ class TestConfig:
         with pytest.raises(UsageError) as refused:
             load_config(str(tmp_path / "job.yaml"), [])
         assert message in str(refused.value)
+
+    def test_anchors_that_multiply_are_refused_at_once(self, tmp_path: Path) -> None:
+        levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30)]
+        lines = ["steps:", "- call: os:fspath", "  a0: &a0 [1]", *(f"  {level}" for level in levels)]
+        (tmp_path / "job.yaml").write_text("\n".join(lines))
+        with pytest.raises(UsageError, match="more than 1,000,000 values once its YAML anchors are filled in"):
+            load_config(str(tmp_path / "job.yaml"), [])
+
+    def test_names_that_are_not_utf8_stay_names(self) -> None:
+        config = load_config(None, [("source.patterns", ["in/\udcff*"]), ("write.output", "out\udcfe")])
+        assert (config.source.patterns, config.write.output) == (["in/\udcff*"], "out\udcfe")
+        with pytest.raises(UsageError, match=r"source.patterns\[0\]: expected text in UTF-8"):
+            load_config(None, [("source.patterns", ["in/\ud800"])])
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            ("write.shards", "\u0661", "expected auto, match, a number or a size such as 256MiB, got '\u0661'"),
+            ("write.shards", "9" * 5000, "expected auto, match, a number"),
+            ("write.shards", "9" * 400 + "B", "expected auto, match, a number"),
+            ("write.shards", 0, "write.shards: a number of shards must be at least 1, got 0"),
+            ("source.max_record_bytes", "\u0663MB", "expected a size such as 256MiB, got '\u0663MB'"),
+            ("write.compression", "zstd:\u0663", "expected auto, uncompressed, snappy, zstd[:LEVEL]"),
+            ("source.patterns", [["a"]], "source.patterns.0: must be a valid string, got ['a']"),
+            ("steps", {"use": "x"}, "steps: must be a valid list, got {'use': 'x'}"),
+        ],
+    )
+    def test_messages_give_the_rule_and_the_value_once(self, key: str, value: object, message: str) -> None:
+        with pytest.raises(UsageError) as refused:
+            load_config(None, [(key, value)])
+        assert message in str(refused.value)
+        assert str(refused.value).count(", got ") == 1
+        assert len(str(refused.value)) < 6_000
+
+    def test_a_key_below_what_is_no_group_is_refused_with_what_stands_there(self, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_text("write: [1]\n")
+        with pytest.raises(UsageError, match=r"write: must be a group of keys such as write.output, got \[1\]"):
+            load_config(str(tmp_path / "job.yaml"), [("write.output", "out")])
 
     def test_an_anchor_used_twice_is_no_loop(self, tmp_path: Path) -> None:
         (tmp_path / "job.yaml").write_text("steps:\n- {call: os:fspath, a: &it [1, 2], b: *it}\n")
@@ -165,8 +209,33 @@ class TestOutput:
 
 def test_inputs_that_cannot_be_read_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.symlink("loop", place / "in/loop")
-    assert jobs.convert("--input", "in/loop", "--output", "out") == 2
-    assert "no input can be read: " in capsys.readouterr().err
+    os.mkfifo(place / "in/fifo")
+    (place / "list").write_text("gone\n")
+    for given, said in (
+        ("in/loop", f"no input can be read: {place}/in/loop: Too many levels of symbolic links"),
+        ("in/fifo", f"no input can be read: {place}/in/fifo: neither a regular file nor a link to one"),
+        ("@list", f"no input can be read: {place}/gone: No such file or directory"),
+    ):
+        assert jobs.convert("--input", given, "--output", "out") == 2
+        assert said in capsys.readouterr().err
+
+
+def test_no_more_workers_are_started_than_there_are_shards(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--input", "in", "--output", "out", "--shards", "1", "--workers", "900"]) == 0
+    assert "--direct_num_workers=1" in capfd.readouterr().err
+
+
+def test_a_list_of_inputs_that_is_damaged_is_written_anew_by_the_same_command(place: Path) -> None:
+    assert jobs.convert("--input", "in", "--output", "out") == 0
+    listed = place / "out/_gristmill/inputs.jsonl"
+    before = listed.read_bytes()
+    for published in (True, False):
+        listed.write_bytes(b"{}\n")
+        if not published:
+            (place / "out/manifest.json").unlink()
+        assert jobs.convert("--input", "in", "--output", "out") == 0
+        assert listed.read_bytes() == before
+        assert jobs.verify("out") == 0
 
 
 def test_cancel_of_a_folder_without_a_job_is_wrong_usage(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,20 +77,24 @@ def check_payloads(data: bytes, letters: Sequence[Letter], payload_of: Callable[
 
 
 @functools.lru_cache(8)
-def inflate(data: bytes, compression: str) -> tuple[bytes, str | None]:
-    """Returns what a compressed file gives, one byte at a time, and the reason code of what is wrong with it."""
+def inflate(data: bytes, compression: str) -> tuple[bytes, str | None, int]:
+    """Inflates a compressed file, one byte at a time.
+
+    Returns:
+        What it gives, the reason code of what is wrong with it, and how many bytes from there on cannot be inflated.
+    """
     bits = {"gzip": 31, "zlib": 15}[compression]
     out = bytearray()
     at = 0
     while True:
         at, problem = _inflate_member(data, at, bits, out)
         if problem is not None:
-            return bytes(out), problem
+            return bytes(out), problem, len(data) - at
         rest = data[at:].lstrip(b"\0")
         if not rest:
-            return bytes(out), None
+            return bytes(out), None, 0
         if compression != "gzip" or not rest.startswith(b"\x1f\x8b"):
-            return bytes(out), "trailing_garbage"
+            return bytes(out), "trailing_garbage", len(rest)
         at = len(data) - len(rest)
 
 
@@ -108,8 +112,11 @@ def _inflate_member(data: bytes, at: int, bits: int, out: bytearray) -> tuple[in
     return at, "truncated_stream"
 
 
-def check_end(stream: bytes, problem: str | None, letters: Sequence[Letter], name: str) -> None:
-    """What is wrong with a compressed file is told by one dead letter, which reaches to the end of what it gave."""
+def check_end(stream: bytes, problem: str | None, unread: int, letters: Sequence[Letter], name: str) -> None:
+    """What is wrong with a compressed file is told by one dead letter, which reaches to the end of what it gave.
+
+    It counts the bytes that could not be inflated too.
+    """
     told = [letter for letter in letters if letter["reason"] in STREAM_REASONS]
     if problem is None:
         require(not told, f"{name}: the stream is whole, but {told}")
@@ -117,7 +124,7 @@ def check_end(stream: bytes, problem: str | None, letters: Sequence[Letter], nam
     require([letter["reason"] for letter in told] == [problem], f"{name}: {problem} is told by {told}")
     require(told[0] is letters[-1], f"{name}: {told[0]} is not the last dead letter")
     end = told[0]["position"] + told[0]["length"]
-    require(end == len(stream), f"{name}: {told[0]} does not reach to byte {len(stream)}")
+    require(end == len(stream) + unread, f"{name}: {told[0]} does not reach to byte {len(stream)}, and {unread} more")
 
 
 def common_prefix(first: bytes, second: bytes) -> int:

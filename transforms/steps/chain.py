@@ -113,8 +113,10 @@ class _Walk:
             if isinstance(value, Iterator):
                 self._fan_out(value, number)
                 return
-        if type(value) is not bytes:
+        if not isinstance(value, bytes):
             raise BadRecordError("not_bytes", f"the last step must return bytes, got {type(value).__name__}")
+        if type(value) is not bytes:
+            value = bytes(value)  # Such as numpy.bytes_; what travels on is plain.
         self._num_bytes += len(value)
         if self._num_bytes > self._max_bytes:
             limit = f"source.max_record_bytes allows {self._max_bytes} bytes for all outputs of a record"

@@ -153,7 +153,7 @@ def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
         return name, name
     if name not in BUILT_IN:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}"
+        hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}."
         raise StepError(f"{where}: unknown step {name!r}; {hint} Functions of your own are called as module:function")
     return name, BUILT_IN[name]
 
@@ -162,11 +162,14 @@ def _import(where: str, target: str) -> Callable[..., Any]:
     module_name, separator, attribute = target.partition(":")
     if not separator or not module_name or not attribute:
         raise StepError(f"{where}: expected module:function, got {target!r}")
+    if "/" in module_name or module_name.startswith("."):
+        raise StepError(f"{where}: expected a module as `import` names it, not a path to it, got {target!r}")
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # A script that ends itself must not end the job with its status.
         raise StepError(
             f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+            + ("; a module is named without .py" if module_name.endswith(".py") else "")
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
