@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run(args, unknown)
     except (Exception, KeyboardInterrupt) as error:
         status = _explain(args.command, error)
-    return flush_streams(status)
+    return flush_streams(status, only_prints=args.command not in _JOBS)
 
 
 @contextlib.contextmanager

@@ -25,11 +25,12 @@ def open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
 
 
-def flush_streams(status: int) -> int:
+def flush_streams(status: int, *, only_prints: bool) -> int:
     """Sends what was printed on its way, and returns the exit status of the command.
 
     Args:
-        status: What the command came to; a command that is done has failed if it could not say so.
+        status: What the command came to.
+        only_prints: Whether it has done nothing else, so that it has failed if what it says cannot be written.
     """
     try:
         sys.stdout.flush()
@@ -38,7 +39,7 @@ def flush_streams(status: int) -> int:
     except OSError as error:
         close_output()
         print(f"gristmill: standard output cannot be written: {error}", file=sys.stderr)
-        return FAILED if status == DONE else status
+        return FAILED if only_prints and status == DONE else status
     return status
 
 

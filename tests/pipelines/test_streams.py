@@ -45,6 +45,12 @@ class TestStreams:
         assert "No space left on device" in done.stderr
         assert "Traceback" not in done.stderr
 
+    def test_a_job_that_is_done_is_done_though_it_cannot_say_so(self, out: Path, tmp_path: Path) -> None:
+        done = run(f'$G convert --workers 0 --input "$OUT/../in" --output {tmp_path}/out > /dev/full', out)
+        assert done.returncode == 0
+        assert "standard output cannot be written" in done.stderr
+        assert len(jobs.records(tmp_path / "out")) == FILES
+
     @pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
     def test_closed_streams_change_nothing(self, closed: str, out: Path, tmp_path: Path) -> None:
         done = run(f'$G convert --workers 1 --input "$OUT/../in" --output {tmp_path}/out {closed}', out)
