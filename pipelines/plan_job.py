@@ -133,7 +133,7 @@ def _estimate(sample: Sample, spec: JobSpec, listing: Listing) -> Estimate:
 def _estimate_output(spec: JobSpec, sample: Sample, total: int) -> int:
     if spec.format == "array_record":
         return total  # Planned in bytes of files that are compressed already.
-    saving = 0.0 if "uncompressed" in spec.writer_options else max(0.0, sample.saving())
+    saving = 0.0 if "uncompressed" in spec.writer_options else max(0.0, sample.saving)
     return int(total * (1 - saving))
 
 
@@ -256,7 +256,7 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num
     cost = read_cost_us(per_shard)
     notes = [f"about {per_shard:,.0f} records a shard: one random read will take about {cost:,.0f} us"]
     if config.write.compression == "auto":
-        saving = max(0.0, sample.saving())
+        saving = max(0.0, sample.saving)
         chosen = spec.writer_options.split(",", 1)[1]
         notes.append(f"compression {chosen}: zstd:3 saves {saving:.0%} on {len(sample.payloads)} sampled payloads")
     if config.write.group_size > 1:
