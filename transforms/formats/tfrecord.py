@@ -28,6 +28,7 @@ SPLITTABLE = True
 NATIVE = False
 FRAMING_BYTES = 16
 _SEARCH_BYTES = 1 << 20
+_FIRST_SEARCH_BYTES = 64 << 10
 _INFLATED_HEAD_BYTES = 4096
 _SMALLEST_READ_BYTES = 4096
 _KNOWN_LENGTHS = 4096  # Distinct record lengths whose header checksum is remembered.
@@ -378,8 +379,9 @@ class _FrameReader:
 
     def _next_boundary(self, position: int, limit: int | None) -> int | None:
         """Returns the first boundary in [position, limit), None when there is none; `limit` None is the end."""
+        step = _FIRST_SEARCH_BYTES  # Nearly always the next record is near.
         while limit is None or position < limit:
-            block = self._data.read(position, _SEARCH_BYTES + HEADER_BYTES - 1)
+            block = self._data.read(position, step + HEADER_BYTES - 1)
             size = self._data.size
             max_length = self._max_record_bytes if size is None else max(0, size - position - FRAMING_BYTES)
             for offset in find_headers(block, max_length):
@@ -387,9 +389,10 @@ class _FrameReader:
                     return None
                 if self._is_boundary(position + offset):
                     return position + offset
-            if len(block) < _SEARCH_BYTES + HEADER_BYTES - 1:
+            if len(block) < step + HEADER_BYTES - 1:
                 return None
-            position += _SEARCH_BYTES
+            position += step
+            step = _SEARCH_BYTES
             self._data.forget(position)
         return None
 

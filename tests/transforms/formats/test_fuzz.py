@@ -105,6 +105,7 @@ def test_block_sizes_do_not_show(data: bytes, edits: list[Edit], cuts: list[int]
     data = edited(data, edits)
     expected = check_tfrecord(data, cuts, compression="none")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tfrecord, "_FIRST_SEARCH_BYTES", search)
         patch.setattr(tfrecord, "_SEARCH_BYTES", search)
         patch.setattr(tfrecord, "BATCH_MAX_BYTES", batch)
         patch.setattr(tfrecord, "BATCH_MAX_RECORDS", 2)
@@ -131,6 +132,7 @@ def test_edited_gzip_members_balance(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "_COMPRESSED_PIECE_BYTES", piece)
         patch.setattr(streams, "_INFLATED_PIECE_BYTES", 4 * piece)
+        patch.setattr(tfrecord, "_FIRST_SEARCH_BYTES", 8 * piece)
         patch.setattr(tfrecord, "_SEARCH_BYTES", 16 * piece)
         check_tfrecord(data, cuts, max_record_bytes=max_bytes, compression=compression)
 

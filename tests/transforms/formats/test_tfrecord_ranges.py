@@ -16,7 +16,13 @@ from transforms.formats import tfrecord
 CASES_PER_TEST = 250
 SEEDS = range(0, 5_000, CASES_PER_TEST)
 SIZES = [size for size in range(201) if size != 8]  # Eight bytes are a case of their own: see the labels below.
-SMALL_BLOCKS = {"_SEARCH_BYTES": 64, "BATCH_MAX_BYTES": 100, "BATCH_MAX_RECORDS": 3, "_KNOWN_LENGTHS": 4}
+SMALL_BLOCKS = {
+    "_FIRST_SEARCH_BYTES": 40,
+    "_SEARCH_BYTES": 64,
+    "BATCH_MAX_BYTES": 100,
+    "BATCH_MAX_RECORDS": 3,
+    "_KNOWN_LENGTHS": 4,
+}
 
 
 @dataclasses.dataclass
