@@ -16,7 +16,11 @@ GRISTMILL_FLAGS = (
 
 def beam_option_names() -> set[str]:
     """Returns the name of every pipeline option that Beam knows, without dashes."""
-    return {name.lstrip("-") for action in _beam_parser()._actions for name in action.option_strings}
+    return _names(_beam_parser())
+
+
+def _names(parser: Any) -> set[str]:
+    return {name.lstrip("-") for action in parser._actions for name in action.option_strings}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +47,8 @@ def check_flags(unknown: list[str]) -> list[str]:
     """
     if not unknown:
         return []
-    known = beam_option_names()
+    parser = _beam_parser()
+    known = _names(parser)
     flags = list(_join_values(unknown))
     for flag in flags:
         name = flag.lstrip("-").split("=", 1)[0]
@@ -53,17 +58,17 @@ def check_flags(unknown: list[str]) -> list[str]:
             choices = [*GRISTMILL_FLAGS, *(f"--{option}" for option in known)]
             hint = did_you_mean(f"--{name}", choices) or "; see gristmill convert --help"
             raise UsageError(f"unknown flag {flag!r}{hint}")
-    _check_values(flags)
+    _check_values(parser, flags)
     return flags
 
 
-def _check_values(flags: list[str]) -> None:
+def _check_values(parser: Any, flags: list[str]) -> None:
     """Checks values as Beam will, which is after the job has begun.
 
     Raises:
         UsageError: Beam does not take one.
     """
-    workers = _beam_parser().parse_args(flags).direct_num_workers
+    workers = parser.parse_args(flags).direct_num_workers
     if workers is not None and workers < 0:
         raise UsageError(f"--direct_num_workers must be a number of processes, or 0 for all cores, got {workers}")
     runner = flag_value(flags, "runner")
@@ -123,14 +128,15 @@ def config_flags(beam: dict[str, Any]) -> list[str]:
     """
     if not beam:
         return []
-    known = beam_option_names()
+    parser = _beam_parser()
+    known = _names(parser)
     flags: list[str] = []
     for key, value in beam.items():
         if key not in known:
             raise UsageError(f"beam.{key}: Apache Beam has no such option{did_you_mean(key, known)}")
         flags += _to_flags(key, value)
     try:
-        _check_values(flags)
+        _check_values(parser, flags)
     except UsageError as error:
         raise UsageError(f"beam: {error}") from error
     return flags

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.errors import FAILED, USAGE, UsageError
+from pipelines.handlers import handled
 from pipelines.imports import without_collecting
 from pipelines.streams import close_output, flush_streams, open_streams
 
@@ -171,24 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     try:
-        with _sigterm_as_interrupt():
+        # As Ctrl-C, so that what was begun is ended in order; a job sets handlers of its own.
+        with handled((signal.SIGTERM,), signal.default_int_handler, only_default=True):
             status = _run(args, unknown)
     except (Exception, KeyboardInterrupt) as error:
         status = _explain(args.command, error)
     return flush_streams(status, only_prints=args.command not in _JOBS)
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Takes SIGTERM as Ctrl-C: what was begun is ended in order. A job sets handlers of its own."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _explain(command: str, error: BaseException) -> int:

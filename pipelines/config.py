@@ -163,7 +163,7 @@ def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         where = f"steps[{number}].{problem['loc'][0]}"
-        raise ValueError(f"{where}: {_message(problem)}, got {_shown(problem['input'])}") from None
+        raise ValueError(f"{where}: {_message(problem)}") from None
     return {**step, **{name: getattr(options, name) for name in OPTION_NAMES if name in step}}
 
 
@@ -310,21 +310,22 @@ def _explain(problem: Any) -> str:
         known = _known_keys(location[:-1])
         hint = did_you_mean(location[-1], known) or f"; known keys: {', '.join(known)}"
         return f"{path}: unknown key{hint}"
-    message, value = _message(problem), problem["input"]
-    is_ours = problem["type"] == "value_error"
+    return f"{path}: {_message(problem)}"
+
+
+def _message(problem: Any) -> str:
+    """Returns the rule that does not hold and the value, once: our own messages give it where it helps."""
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    value, is_ours = problem["input"], problem["type"] == "value_error"
     if ", got " in message or (is_ours and (isinstance(value, dict | list) or repr(value) in message)):
-        return f"{path}: {message}"
-    return f"{path}: {message}, got {_shown(value)}"
+        return message
+    return f"{message}, got {_shown(value)}"
 
 
 def _shown(value: Any) -> str:
     """Returns a value as a message shows it."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
-
-
-def _message(problem: Any) -> str:
-    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _known_keys(location: list[str]) -> list[str]:

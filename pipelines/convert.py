@@ -17,7 +17,7 @@ from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
 from pipelines.output import check_output, is_published, open_output, put_inputs_back
 from pipelines.packages import check_modules
-from pipelines.plan_job import plan_job
+from pipelines.plan_job import PlannedJob, plan_job
 from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, put_config, run_locked
@@ -70,14 +70,19 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         if is_published(store, job.spec):
             report = read_report(store)
             _tidy_up(store)
-            if not read_config(store):
-                put_config(store, config)
-            put_inputs_back(store, job)
+            _put_state_back(store, job, config)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
         if config.write.check_space and not outlives(flags):
             job.header["notes"] += filter(None, [check_space(store, job)])
         return run_locked("convert", store, how.lock, lambda: how.job(store, config, job), job.spec)
+
+
+def _put_state_back(store: Store, job: PlannedJob, config: JobConfig) -> None:
+    """Writes anew what a published job keeps and somebody has damaged since."""
+    if not read_config(store):
+        put_config(store, config)
+    put_inputs_back(store, job)
 
 
 def _tidy_up(store: Store) -> None:

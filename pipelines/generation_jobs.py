@@ -22,7 +22,7 @@ from transforms.elements import Input, ShardTask, display_name
 from transforms.generations import STATE
 from transforms.inputs import read_inputs
 from transforms.ledger import ATTEMPTS
-from transforms.plan_file import PLAN_NAME, read_tasks
+from transforms.plan_file import read_tasks
 from transforms.sources import explain_error, open_input
 from transforms.state import (
     CONFIG_NAME,
@@ -30,6 +30,7 @@ from transforms.state import (
     StateError,
     check_inputs,
     open_inputs,
+    open_plan,
     read_config,
     read_manifest,
     read_report,
@@ -67,7 +68,7 @@ def stored_job(generation: Generation, config: JobConfig, scratch: str) -> Plann
     """Returns a job as it was planned, whatever its inputs are now."""
     store = generation.store
     plan_path, inputs_path = os.path.join(scratch, "stored-plan.jsonl"), os.path.join(scratch, "stored-inputs.jsonl")
-    for opened, path in ((store.open(PLAN_NAME), plan_path), (open_inputs(store), inputs_path)):
+    for opened, path in ((open_plan(store), plan_path), (open_inputs(store), inputs_path)):
         with opened as source, open(path, "wb") as out:
             shutil.copyfileobj(source, out)
     limits = config.dead_letters.model_dump(include={"max_fraction", "max_count", "max_count_by_reason"})
@@ -124,7 +125,7 @@ def _check_inputs(generation: Generation, what: str, shards: list[int]) -> None:
     if generation.spec.replay is not None:
         return
     wanted = set(shards)
-    with generation.store.open(PLAN_NAME) as plan, open_inputs(generation.store) as lines:
+    with open_plan(generation.store) as plan, open_inputs(generation.store) as lines:
         for _, task in read_tasks(plan):
             if task.shard in wanted:
                 check = functools.partial(_check_input, generation, what)
@@ -180,8 +181,7 @@ def finished(store: Store) -> list[Generation]:
             raise _lost_state(store, f"{STATE}{one.name}/finished.json")
     found = [load_generation(store, ""), *(one for one in made if one.is_finished())]
     for one in found:
-        if one.spec.replay is None:
-            check_inputs(one.store, one.header)
+        check_inputs(one.store, one.header)
     return found
 
 

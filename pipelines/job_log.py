@@ -35,7 +35,7 @@ FILE_ONLY = {"file_only": True}
 """`extra` of a message for the job's log alone."""
 
 
-class _WithoutCauses(logging.Filter):
+class _ForTerminal(logging.Filter):
     """Leaves out what is for the file, and Beam's tracebacks of errors of ours: the command ends with their message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -75,7 +75,7 @@ def _log_file(store: Store) -> Iterator[str]:
 @contextlib.contextmanager
 def _logging_to(path: str) -> Iterator[None]:
     terminal = logging.StreamHandler()
-    terminal.addFilter(_WithoutCauses())
+    terminal.addFilter(_ForTerminal())
     handlers: list[logging.Handler] = [terminal, logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")]
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")

@@ -182,6 +182,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     header = _planned_header(store)
     if header is not None and header["plan_id"] in job.spec.earlier_plans:
         store.put_file(job.plan_path, PLAN_NAME)
+        put_inputs_back(store, job)
     elif header is None or header["plan_id"] != job.spec.plan_id:
         if job.spec.generation:
             forget_generation(store)
@@ -199,8 +200,6 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
 
 def put_inputs_back(store: Store, job: PlannedJob) -> None:
     """Writes the list of inputs anew where it is damaged; the job has just listed the same ones."""
-    if job.spec.replay is not None:
-        return
     try:
         check_inputs(store, job.header)
     except StateError:

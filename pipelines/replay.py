@@ -25,7 +25,7 @@ from pipelines.generation_jobs import (
     stored_config,
     unfinished,
 )
-from pipelines.output import open_output
+from pipelines.output import open_job
 from pipelines.plan_replay import PlannedReplay, plan_replay
 from pipelines.remote_job import check_remote
 from pipelines.run_job import Run, run_locked
@@ -75,10 +75,8 @@ def _flat(values: list[list[str]] | None) -> tuple[str, ...]:
 
 
 def _load_base(output: str) -> Generation:
-    try:
-        base = load_generation(open_output(output), "")
-    except FileNotFoundError as error:
-        raise UsageError(f"{output} holds no job of gristmill: there is no _gristmill/plan.jsonl") from error
+    with open_job(output) as store:
+        base = load_generation(store, "")
     if base.spec.limit:
         raise UsageError(f"{output} is a trial run with --limit; replay belongs to whole jobs")
     return base

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from pipelines.handlers import handled
 from transforms.dead_letters import JobInterrupted
 from transforms.steps.isolate import note_stop
 
@@ -26,14 +27,8 @@ def stop_on_signals() -> Iterator[None]:
         yield  # Handlers can only be set in the main thread; whoever embeds us has their own.
         return
     note_stop(False)
-    before = {number: signal.signal(number, _stop) for number in _STOPPING}
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # Whoever started us may have chosen already: nohup.
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _detach)
-    try:
+    with handled(_STOPPING, _stop), handled((signal.SIGHUP,), _detach, only_default=True):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

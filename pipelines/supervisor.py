@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pipelines
+from pipelines.handlers import handled
 from pipelines.job_process import Order
 from pipelines.local_runner import worker_environment
 from pipelines.signals import end_children
@@ -39,7 +40,8 @@ class JobProcess:
     def __init__(self) -> None:
         self._answer, answer_end = os.pipe()
         command = [sys.executable, "-P", "-m", "pipelines.job_process", str(answer_end)]
-        with worker_environment(), _without_interrupts():
+        # From its first moment it ignores Ctrl-C, as it inherits; the command ends it.
+        with worker_environment(), handled((signal.SIGINT,), signal.SIG_IGN):
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -90,19 +92,6 @@ def _environment() -> dict[str, str]:
         return dict(os.environ)
     paths = [found, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Lets a process start that ignores Ctrl-C from its first moment; the command ends it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _relay(source: IO[bytes] | None, target: IO[str]) -> threading.Thread:

@@ -155,7 +155,7 @@ def called_off(store: Store) -> str | None:
     try:
         return str(json.loads(found[0])["message"])
     except (ValueError, KeyError, TypeError):
-        return f"{ABORT_NAME} stands there"
+        return f"called off; {ABORT_NAME}, which says why, cannot be read"
 
 
 class AbortWatch:

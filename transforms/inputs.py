@@ -35,6 +35,7 @@ from transforms.input_table import (
     to_line,
 )
 from transforms.plan import COMPRESSED_SUFFIXES
+from transforms.plan_file import DamagedLineError
 from transforms.remote_inputs import SCHEME, ListingError, RemoteLister, pending
 from transforms.sources import MachineFaultError, explain_error
 
@@ -373,10 +374,6 @@ def sample_inputs(path: str, count: int) -> list[Input]:
                     found.setdefault(source.name, source)
                     break
     return list(found.values())
-
-
-class DamagedLineError(ValueError):
-    """A line of inputs.jsonl is none; the message goes on from the name of the file."""
 
 
 def read_inputs(lines: BinaryIO, offset: int = 0, index: int = 0) -> Iterator[tuple[int, Input]]:

@@ -15,6 +15,10 @@ PLAN_NAME = "_gristmill/plan.jsonl"
 INPUTS_NAME = "_gristmill/inputs.jsonl"
 
 
+class DamagedLineError(ValueError):
+    """A line of the plan or of inputs.jsonl is none; the message goes on from the name of the file."""
+
+
 def write_plan(path: str, make_header: Callable[[int], dict[str, Any]], tasks: Iterable[ShardTask]) -> int:
     """Writes the plan.
 
@@ -81,11 +85,19 @@ def read_header(plan: BinaryIO) -> dict[str, Any]:
 
 
 def read_tasks(plan: BinaryIO) -> Iterator[tuple[int, ShardTask]]:
-    """Yields (byte offset of its line, task) for every shard of an open plan."""
+    """Yields (byte offset of its line, task) for every shard of an open plan.
+
+    Raises:
+        DamagedLineError: A line is no task.
+    """
     plan.seek(0)
     offset = len(plan.readline())
     for line in plan:
-        yield offset, ShardTask(**json.loads(line))
+        try:
+            task = ShardTask(**json.loads(line))
+        except (ValueError, TypeError) as damage:
+            raise DamagedLineError(f"is damaged at byte {offset}") from damage
+        yield offset, task
         offset += len(line)
 
 

@@ -16,8 +16,8 @@ from transforms.budget import Budget, dead_fraction
 from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
 from transforms.inputs import read_inputs
 from transforms.ledger import Ledger, ledger_name, read_entry, read_published
-from transforms.plan_file import PLAN_NAME, read_tasks
-from transforms.state import open_inputs, plan_header, read_config
+from transforms.plan_file import read_tasks
+from transforms.state import open_inputs, open_plan, plan_header, read_config
 from transforms.store import Store
 
 VERIFIED_NAME = "_gristmill/verify.json"
@@ -92,7 +92,7 @@ def _read_entries(
         names = read_published(store, spec, task.shard) if with_names and found is not None else {}
         return task, None if found is None else found[0], names
 
-    with store.open(PLAN_NAME) as plan:
+    with open_plan(store) as plan:
         tasks = (task for _, task in read_tasks(plan))
         for task, data, names in map_ahead(fetch, tasks, store.requests_at_once):
             ledger = None if data is None else read_entry(spec, data)

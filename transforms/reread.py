@@ -17,6 +17,7 @@ from transforms.elements import Chunk, DeadLetter, Input, JobSpec, name_fields, 
 from transforms.formats import array_record, tfrecord
 from transforms.isolated_reader import REASON as READER_DIED
 from transforms.isolated_reader import read_isolated
+from transforms.plan_file import DamagedLineError
 from transforms.shard_reader import read_input
 from transforms.sources import explain_error, look_up, open_input
 from transforms.state import open_inputs
@@ -67,12 +68,19 @@ def read_listed(store: Store, offset: int = 0, index: int = 0) -> Iterator[Liste
     with open_inputs(store) as lines:
         lines.seek(offset)
         for line in lines:
-            fields = json.loads(line)
-            source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"])
-            sizes = fields["listed_size"], fields["mtime_ns"], fields["letters"]
-            yield Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"], fields["tail"])
+            yield _listed(line, offset, index)
             offset += len(line)
             index += 1
+
+
+def _listed(line: bytes, offset: int, index: int) -> Listed:
+    try:
+        fields = json.loads(line)
+        source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"])
+        sizes = fields["listed_size"], fields["mtime_ns"], fields["letters"]
+        return Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"], fields["tail"])
+    except (ValueError, KeyError, TypeError, AttributeError) as damage:
+        raise DamagedLineError(f"is damaged at byte {offset}") from damage
 
 
 def needs_source(letter: DeadLetter) -> bool:

@@ -96,12 +96,12 @@ def _check_unchanged(source: Input, info: os.stat_result) -> None:
     if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
         raise InputChangedError(
             errno.ESTALE,
-            f"the file changed after it was listed: {source.size} bytes of {_in_words(source.mtime_ns)} then, "
-            f"{info.st_size} of {_in_words(info.st_mtime_ns)} now; convert it again once nothing writes to it",
+            f"the file changed after it was listed: {source.size} bytes of {_utc(source.mtime_ns)} then, "
+            f"{info.st_size} of {_utc(info.st_mtime_ns)} now; convert it again once nothing writes to it",
         )
 
 
-def _in_words(time_ns: int) -> str:
+def _utc(time_ns: int) -> str:
     seconds, ns = divmod(time_ns, 10**9)
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}.{ns:09} UTC"
 

@@ -1,4 +1,4 @@
-"""State files of a job that hold one JSON object: reads them, or says which is damaged and what mends it. No Beam here.
+"""What a job keeps beside its ledgers: reads it, or says which file is damaged and what mends it. No Beam here.
 
 What a store has taken is whole, so damage comes from elsewhere: a full disk under a copy, an editor, `rm`.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from transforms.generations import base_name
-from transforms.inputs import DamagedLineError
-from transforms.plan_file import INPUTS_NAME, PLAN_NAME, read_header
+from transforms.plan_file import INPUTS_NAME, PLAN_NAME, DamagedLineError, read_header
 from transforms.store import Store
 
 CONFIG_NAME = "_gristmill/config.json"
@@ -23,8 +22,11 @@ REPORT_NAME = "_gristmill/report.json"
 FROM_COPY = "put it back from a copy, or convert everything again with --overwrite"
 _PIECE_BYTES = 1 << 20
 _MANIFEST_KEYS = {"plan_id", "num_records", "shards"}
-_REPORT_KEYS = {"status", "message", "plan_id", "shards", "seconds", "records_written", "records_dead"}
-_REPORT_KEYS |= {"dead_by_reason", "dropped_by_reason"}
+_CONFIG_KEYS = {"source", "steps", "write", "dead_letters"}
+_REPORT_KEYS = {
+    *("status", "message", "plan_id", "shards", "seconds", "records_written", "records_dead"),
+    *("dead_by_reason", "dropped_by_reason"),
+}
 
 
 class StateError(ValueError):
@@ -41,9 +43,9 @@ def read_manifest(store: Store) -> dict[str, Any] | None:
         StateError: It is damaged.
     """
     manifest = _read(store, MANIFEST_NAME, _MANIFEST_KEYS)
-    if manifest and not _names_shards(manifest["shards"]):
-        manifest = {}
-    if manifest == {}:
+    if manifest is None:
+        return None
+    if not manifest or not _names_shards(manifest["shards"]):
         cure = f"delete {MANIFEST_NAME}, and the same convert command again writes it anew"
         raise StateError(store, MANIFEST_NAME, "cannot be read", cure)
     return manifest
@@ -60,10 +62,10 @@ def read_report(store: Store) -> dict[str, Any] | None:
 
 def read_config(store: Store) -> dict[str, Any]:
     """Returns the resolved config of the last run, empty when there is none that can be read."""
-    return _read(store, CONFIG_NAME, {"source", "steps", "write", "dead_letters"}) or {}
+    return _read(store, CONFIG_NAME, _CONFIG_KEYS) or {}
 
 
-def _read(store: Store, name: str, needed: Collection[str]) -> dict[str, Any] | None:
+def _read(store: Store, name: str, needed: set[str]) -> dict[str, Any] | None:
     """Returns an object, empty when it is damaged, None when there is none."""
     found = store.get(name)
     if found is None:
@@ -72,7 +74,7 @@ def _read(store: Store, name: str, needed: Collection[str]) -> dict[str, Any] | 
         fields = json.loads(found[0])
     except ValueError:
         return {}
-    return fields if isinstance(fields, dict) and fields.keys() >= set(needed) else {}
+    return fields if isinstance(fields, dict) and fields.keys() >= needed else {}
 
 
 def plan_header(store: Store) -> dict[str, Any]:
@@ -89,32 +91,45 @@ def plan_header(store: Store) -> dict[str, Any]:
         raise StateError(store, PLAN_NAME, str(error)) from error
 
 
-@contextlib.contextmanager
-def open_inputs(store: Store) -> Iterator[BinaryIO]:
+def open_plan(store: Store) -> contextlib.AbstractContextManager[BinaryIO]:
+    """Opens plan.jsonl of a job that is planned; see `open_inputs`."""
+    return _open_lines(store, PLAN_NAME)
+
+
+def open_inputs(store: Store) -> contextlib.AbstractContextManager[BinaryIO]:
     """Opens inputs.jsonl of a job that is planned.
 
     Raises:
         StateError: It is gone, or damaged where it is read.
     """
+    return _open_lines(store, INPUTS_NAME)
+
+
+@contextlib.contextmanager
+def _open_lines(store: Store, name: str) -> Iterator[BinaryIO]:
     try:
-        with store.open(INPUTS_NAME) as lines:
+        with store.open(name) as lines:
             yield lines
     except FileNotFoundError as error:
-        raise StateError(store, INPUTS_NAME, "is missing") from error
+        raise StateError(store, name, "is missing") from error
     except DamagedLineError as error:
-        raise StateError(store, INPUTS_NAME, str(error)) from error
+        raise StateError(store, name, str(error)) from error
 
 
 def check_inputs(store: Store, header: dict[str, Any]) -> None:
     """Checks that inputs.jsonl is the list that a plan was made of: a cut one would pass for a shorter one.
 
+    The list of a replay is not checked: its fingerprint is that of the dead letters.
+
     Args:
         store: The output directory as the job sees it.
-        header: Header of the plan, of a job that is no replay.
+        header: Header of the plan.
 
     Raises:
         StateError: It is another one.
     """
+    if header["spec"]["replay"] is not None:
+        return
     digest = hashlib.blake2b(digest_size=16)
     with open_inputs(store) as lines:
         while piece := lines.read(_PIECE_BYTES):

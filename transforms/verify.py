@@ -145,36 +145,43 @@ def find_differences(store: Store, rebuilt: dict[str, Any], generations: list[Ge
         command = "replay" if stopped.spec.replay is not None else "convert --append"
         yield f"{stopped.kind} {stopped.name} was stopped while it was published; the next `{command}` completes it"
         return
+    manifest, damage = _look_at_manifest(store)
+    yield from damage
     if rebuilt["committed_shards"] < rebuilt["planned_shards"]:
         # Report and manifest cannot agree with ledgers that are not there.
-        if _was_published(store, rebuilt["plan_id"]):
+        if damage or _was_published(store, manifest, rebuilt["plan_id"]):
             yield _describe_missing(rebuilt)
     else:
         yield from _compare_books(store, rebuilt)
-        yield from _compare_manifest(store, rebuilt)
-    yield from _find_strays(store, generations, rebuilt)
+        if not damage:
+            yield from _compare_manifest(manifest, rebuilt)
+    if manifest is not None:
+        yield from _find_strays(store, generations, manifest, rebuilt)
     yield from _compare_inputs(generations)
+
+
+def _look_at_manifest(store: Store) -> tuple[dict[str, Any] | None, list[str]]:
+    """Returns the manifest, if there is one that can be read, and what is wrong with it if there is one that cannot."""
+    try:
+        return read_manifest(store), []
+    except StateError as error:
+        return None, [str(error)]
 
 
 def _compare_inputs(generations: list[Generation]) -> Iterator[str]:
     for one in generations:
-        if one.spec.replay is None:
-            try:
-                check_inputs(one.store, one.header)
-            except StateError as error:
-                yield str(error)
+        try:
+            check_inputs(one.store, one.header)
+        except StateError as error:
+            yield str(error)
 
 
 def _being_published(generations: list[Generation]) -> Generation | None:
     return next((one for one in generations if one.name and one.is_decided() and not one.is_finished()), None)
 
 
-def _was_published(store: Store, plan_id: str) -> bool:
+def _was_published(store: Store, manifest: dict[str, Any] | None, plan_id: str) -> bool:
     """Whether the job was whole once: one that was stopped on its way has lost nothing."""
-    try:
-        manifest = read_manifest(store)
-    except StateError:
-        return True
     report = read_report(store)
     is_reported = report is not None and report["status"] == "done" and report["plan_id"] == plan_id
     return is_reported or (manifest is not None and manifest["plan_id"] == plan_id)
@@ -203,13 +210,8 @@ def _compare_books(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
             yield f"report.json says {name} {report.get(name)}, the ledgers say {rebuilt[name]}; {cure}"
 
 
-def _compare_manifest(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
+def _compare_manifest(manifest: dict[str, Any] | None, rebuilt: dict[str, Any]) -> Iterator[str]:
     cure = f"delete manifest.json, and {_AGAIN} writes it anew"
-    try:
-        manifest = read_manifest(store)
-    except StateError as error:
-        yield str(error)
-        return
     if manifest is None:
         if rebuilt["status"] == "done":
             yield f"there is no manifest.json; {_AGAIN} writes it"
@@ -229,14 +231,10 @@ def _compare_manifest(store: Store, rebuilt: dict[str, Any]) -> Iterator[str]:
         yield f"manifest.json says {counts}; {cure}"
 
 
-def _find_strays(store: Store, generations: list[Generation], rebuilt: dict[str, Any]) -> Iterator[str]:
+def _find_strays(
+    store: Store, generations: list[Generation], manifest: dict[str, Any], rebuilt: dict[str, Any]
+) -> Iterator[str]:
     """Yields files with names of shards that belong to no shard, once the set is published."""
-    try:
-        manifest = read_manifest(store)
-    except StateError:
-        return  # Said already.
-    if manifest is None:
-        return
     named = {shard["name"] for shard in (*manifest["shards"], *rebuilt["shards"])}
     there = {name for one in generations for name, _ in list_shard_files(store, one.spec)}
     for name in sorted(there - named):

@@ -17,6 +17,7 @@ STATE = [
     *("_gristmill/plan.jsonl", "_gristmill/inputs.jsonl", "_gristmill/config.json", "_gristmill/report.json"),
     *("manifest.json", "_gristmill/g001/plan.jsonl", "_gristmill/g001/inputs.jsonl", "_gristmill/g001/config.json"),
     *("_gristmill/g002/plan.jsonl", "_gristmill/g002/letters.jsonl", "_gristmill/g001/finished.json"),
+    "_gristmill/g002/inputs.jsonl",
 ]
 
 
@@ -32,6 +33,10 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def cut_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
 def set_to(text: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(text)
 
@@ -45,6 +50,7 @@ DAMAGES = {
     "gone": remove,
     "empty": empty,
     "cut": cut,
+    "cut_end": cut_end,
     "empty_object": set_to(b"{}"),
     "list": set_to(b"[1, 2]"),
     "binary": set_to(b"\xff\x00" * 50),
@@ -71,7 +77,7 @@ def test_no_command_ends_in_a_traceback(
         published = shards(again.out)
         DAMAGES[damage](again.out / name)
         capsys.readouterr()
-        status = run(again)
+        status = run(again)  # Raises what would be a traceback.
         printed = capsys.readouterr()
         assert status in (0, 1, 2, 3, 4), command
         if status == 2:

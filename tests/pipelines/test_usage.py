@@ -104,6 +104,7 @@ class TestConfig:
             ("write.compression", "zstd:\u0663", "expected auto, uncompressed, snappy, zstd[:LEVEL]"),
             ("source.patterns", [["a"]], "source.patterns.0: must be a valid string, got ['a']"),
             ("steps", {"use": "x"}, "steps: must be a valid list, got {'use': 'x'}"),
+            ("steps", [{"use": "x", "max_memory_bytes": "much"}], "expected a size such as 256MiB, got 'much'"),
         ],
     )
     def test_messages_give_the_rule_and_the_value_once(self, key: str, value: object, message: str) -> None:

@@ -63,6 +63,7 @@ def test_a_generation_is_named_by_its_folder(store: LocalStore) -> None:
 
 def test_a_list_that_is_not_the_planned_one_is_refused(store: LocalStore) -> None:
     store.put("_gristmill/inputs.jsonl", b"one\ntwo\n")
-    planned = {"fingerprint": {"inputs": "63f6bb2a0ce1b1ff6e4ae3b4a8fa4d4a"}}
+    planned = {"fingerprint": {"inputs": "63f6bb2a0ce1b1ff6e4ae3b4a8fa4d4a"}, "spec": {"replay": None}}
     with pytest.raises(StateError, match="is not the list that its plan was made of"):
         check_inputs(store, planned)
+    check_inputs(store, {**planned, "spec": {"replay": "g001"}})  # Its fingerprint is that of the dead letters.
