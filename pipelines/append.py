@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> 
         return show_plan(store, config, how.scratch, num_records=args.limit)
     if args.limit is not None:
         raise UsageError("--limit converts a trial, which cannot be appended; give it a directory of its own")
-    return run_locked("convert", store, how.lock, lambda: append(store, config, how))
+    return run_locked("convert", store, how.lock, lambda held: append(held, config, how))
 
 
 def append(store: Store, config: JobConfig, run: Run) -> int:

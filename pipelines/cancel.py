@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from typing import Any
 
 from pipelines.dataflow_service import Service
 from pipelines.errors import DONE, FAILED, UsageError
 from pipelines.output import open_output
-from transforms.job_lock import describe, is_stale, read_lock, release_lock
+from transforms.job_lock import describe, has_process_here, is_stale, read_lock, release_lock
 from transforms.plan_file import PLAN_NAME
 from transforms.store import Store
 
@@ -64,7 +63,7 @@ def _stop_process(store: Store, holder: dict[str, Any]) -> bool:
     if is_stale(holder):
         release_lock(store, str(holder.get("token")))
         return True
-    if holder.get("host") != socket.gethostname():
+    if not has_process_here(holder):
         raise UsageError(f"{store.root} is written by {describe(holder)}; stop it there")
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(holder["pid"]), signal.SIGTERM)

@@ -181,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(command: str, error: BaseException) -> int:
     """Says what ended a command, in one line, and returns the exit status; a mistake of our own keeps its traceback."""
+    from transforms.job_lock import LostLockError
     from transforms.state import StateError
     from transforms.store import OutputError
 
@@ -194,6 +195,8 @@ def _explain(command: str, error: BaseException) -> int:
         raise error
     what = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
     hope = ". Nothing is lost: the same command goes on from here." if command in _JOBS else ""
+    if isinstance(error, LostLockError):
+        hope = ", and has changed nothing since. See gristmill status before you start it again."
     print(f"gristmill {command}: {what}{hope}", file=sys.stderr)
     return FAILED
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
             return conclude(store, report)
         if config.write.check_space and not outlives(flags):
             job.header["notes"] += filter(None, [check_space(store, job)])
-        return run_locked("convert", store, how.lock, lambda: how.job(store, config, job), job.spec)
+        return run_locked("convert", store, how.lock, lambda held: how.job(held, config, job), job.spec)
 
 
 def _put_state_back(store: Store, job: PlannedJob, config: JobConfig) -> None:

@@ -14,7 +14,7 @@ UNBALANCED = 4
 STATUS_CODES = {"done": DONE, "incomplete": FAILED, "over_budget": OVER_BUDGET, "nothing_written": OVER_BUDGET}
 STATUS_CODES["unbalanced"] = UNBALANCED
 
-CAUSES = ("OutputError", "BrokenSequenceError", "StepError", "StateError")
+CAUSES = ("OutputError", "LostLockError", "BrokenSequenceError", "StepError", "StateError")
 """Errors of `transforms` that end a job with a message of their own, by name: in a worker's log they are text."""
 
 

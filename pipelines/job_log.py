@@ -67,9 +67,8 @@ def _log_file(store: Store) -> Iterator[str]:
             yield path
         finally:
             with contextlib.suppress(OutputError, OSError):  # A job is not at fault for its log.
-                before = store.get(_LOG_NAME)
-                new = Path(path).read_bytes()
-                store.put(_LOG_NAME, (b"" if before is None else before[0]) + new)
+                before, version = store.get(_LOG_NAME) or (b"", None)
+                store.put_if_version(_LOG_NAME, before + Path(path).read_bytes(), version)
 
 
 @contextlib.contextmanager

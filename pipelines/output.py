@@ -15,7 +15,7 @@ from transforms.ahead import map_ahead
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
-from transforms.generations import REPLAYED, STATE, generation_names, see_as
+from transforms.generations import REPLAYED, STATE, confirm, generation_names, renew, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
@@ -177,6 +177,9 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     """Makes the directory ready for the workers: the plan of this job, and nothing of a run that was killed.
 
     The caller holds the lock.
+
+    Raises:
+        OutputError: It cannot be written, or another run has the lock by now.
     """
     store.clean()
     header = _planned_header(store)
@@ -192,10 +195,12 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         store.put_file(job.inputs_path, INPUTS_NAME)
         store.put_file(job.plan_path, PLAN_NAME)
     else:
+        renew(store, PLAN_NAME)
         _put_state(store, job)
         put_inputs_back(store, job)
     store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
+    confirm(store)
 
 
 def put_inputs_back(store: Store, job: PlannedJob) -> None:

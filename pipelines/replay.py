@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         how = Run(flags, workers, scratch, JobLock(base.store, is_running=is_running), process, args.detach)
-        return run_locked("replay", base.store, how.lock, lambda: replay(base.store, config, selection, how))
+        return run_locked("replay", base.store, how.lock, lambda held: replay(held, config, selection, how))
 
 
 def _flat(values: list[list[str]] | None) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
 from pipelines.supervisor import JobProcess, run_supervised
 from transforms.elements import JobSpec, to_json
+from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import build_report
 from transforms.state import CONFIG_NAME, read_report
@@ -32,19 +33,21 @@ from transforms.tries import forget_marks
 _LOGGER = logging.getLogger("gristmill")
 
 
-def run_locked(command: str, store: Store, lock: JobLock, body: Callable[[], int], spec: JobSpec | None = None) -> int:
+def run_locked(
+    command: str, store: Store, lock: JobLock, body: Callable[[Store], int], spec: JobSpec | None = None
+) -> int:
     """Runs the work of a command while it holds the lock; returns its exit status, or 1 when somebody else holds it.
 
     Args:
         command: Name of the command, for messages.
         store: The output directory.
         lock: Its lock.
-        body: The work; returns the exit status.
+        body: The work; is given the output directory as the lock's holder may change it, returns the exit status.
         spec: The job, to tell how far it is when somebody else holds the lock.
     """
     try:
         with lock, log_to_job(store):
-            return body()
+            return body(fence(store, lock.token))
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
     return FAILED
@@ -106,8 +109,9 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
 
     Raises:
         OutputError: The job could not finish.
+        LostLockError: Another run has the lock by now; nothing of what it did was changed.
     """
-    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time())
+    spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time(), run_token=run.lock.token)
     engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)
     put_config(store, config)
@@ -119,7 +123,9 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
         with watch_job(store, spec):
             if engine.run():
                 return DONE
+        run.lock.check()  # Else what stands there now may be another run's.
     except (OutputError, KeyboardInterrupt) as error:
+        run.lock.check()  # Else that is why it ended, and nothing is ours to change.
         # For the file: on the terminal the command's last line says the same.
         _LOGGER.error("the job ended early: %s", local_runner.find_cause(error), extra=FILE_ONLY)
         if not remote_job.outlives(engine.flags):  # There, what is left tells which shards may have killed a worker.

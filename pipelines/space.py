@@ -8,6 +8,7 @@ import tempfile
 
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob, planned_shards
+from transforms.generations import unfenced
 from transforms.ledger import ATTEMPTS
 from transforms.store import LocalStore, Store
 
@@ -29,7 +30,7 @@ def check_space(store: Store, job: PlannedJob) -> str | None:
     Raises:
         UsageError: A job without steps will not fit.
     """
-    if not isinstance(store, LocalStore):
+    if not isinstance(unfenced(store), LocalStore):
         return _check_spool(job)
     present = sum(size for _, size in store.list(ATTEMPTS))
     needed = job.estimated_output_bytes + job.spec.num_shards * _SHARD_BYTES - present

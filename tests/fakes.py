@@ -63,6 +63,7 @@ class WorstStore:
         self._lock = threading.RLock()
         self._failures: dict[int, Exception] = {}
         self._stop: tuple[int, bool] | None = None
+        self._meanwhile: tuple[int, Callable[[], object]] | None = None
         self._stopped = False
         self._scratch: str | None = None
         _STORES[self.root] = self
@@ -76,6 +77,10 @@ class WorstStore:
     def stop_at(self, number: int, *, after_effect: bool = False) -> None:
         """Kills the caller at one call from now; whatever it calls afterwards kills it again, until `restart`."""
         self._stop = (len(self.calls) + number, after_effect)
+
+    def suspend_at(self, number: int, meanwhile: Callable[[], object]) -> None:
+        """Suspends the caller before one call from now while something else happens; then it goes on."""
+        self._meanwhile = (len(self.calls) + number, meanwhile)
 
     def restart(self) -> None:
         """Begins a new process: nothing fails any more, and calls count from 1 again."""
@@ -110,6 +115,18 @@ class WorstStore:
         with self._call("put_file", name), open(path, "rb") as file:
             self._store(name, file.read())
 
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        with self._call("put_if_version", name):
+            return self._store_onto(version, name, data)
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        with self._call("put_file_if_version", name), open(path, "rb") as file:
+            return self._store_onto(version, name, file.read())
+
+    def version(self, name: str) -> Version | None:
+        with self._call("version", name):
+            return self._generation(name)
+
     def get(self, name: str) -> tuple[bytes, Version] | None:
         with self._call("get", name):
             found = self._objects.get(name)
@@ -138,6 +155,10 @@ class WorstStore:
         with self._call("copy", f"{source} {target}"):
             self._store(target, self._existing(source).data)
 
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        with self._call("copy_if_version", f"{source} {target}"):
+            return self._store_onto(version, target, self._existing(source).data)
+
     def delete(self, name: str, version: Version | None = None) -> bool:
         with self._call("delete", name):
             found = self._objects.get(name)
@@ -145,6 +166,11 @@ class WorstStore:
                 return False
             del self._objects[name]
             return True
+
+    @contextlib.contextmanager
+    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+        """No object waits for another."""
+        yield False
 
     def spool(self, name: str) -> _WorstSpool:
         with self._call("spool", name, pauses=False):  # Nothing that others could see happens here.
@@ -174,6 +200,9 @@ class WorstStore:
         """One request: a yield point, then its effect as a whole or not at all."""
         if pauses and self.scheduler is not None:
             self.scheduler.pause(f"{kind} {what}")
+        if self._meanwhile is not None and len(self.calls) + 1 == self._meanwhile[0]:
+            meanwhile, self._meanwhile = self._meanwhile[1], None
+            meanwhile()
         with self._lock:
             if self._stopped:
                 raise Killed
@@ -194,6 +223,15 @@ class WorstStore:
         before = self._objects.get(name)
         listed_at = len(self.calls) + self._list_delay if before is None else before.listed_at
         self._objects[name] = _Object(bytes(data), next(self._generations), listed_at)
+
+    def _store_onto(self, version: Version | None, name: str, data: bytes) -> Version | None:
+        if self._generation(name) != version:
+            return None
+        self._store(name, data)
+        return self._generation(name)
+
+    def _generation(self, name: str) -> int | None:
+        return self._objects[name].generation if name in self._objects else None
 
     def _existing(self, name: str) -> _Object:
         if name not in self._objects:

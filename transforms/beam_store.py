@@ -4,6 +4,8 @@ Beam's interface has neither a conditional create nor versions. `put_if_absent` 
 back what stands: of two attempts that write within the same moment the later one wins, and the other finds that out as
 long as reading shows what was written last. Whoever wins, the ledger names files that exist, since only an attempt
 that reads back another's entry deletes its own files.
+
+Changes that are bound to a version look first in the same way: who comes between look and write is not noticed.
 """
 
 from __future__ import annotations
@@ -66,6 +68,39 @@ class BeamStore:
 
         self._write(name, upload)
 
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """Looks, writes, and reads back who won; see the module's text."""
+        if not self._has_version(name, version):
+            return None
+        self.put(name, data)
+        found = self.get(name)
+        return data if found is not None and found[0] == data else None
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """Looks, then uploads."""
+        if not self._has_version(name, version):
+            return None
+        self.put_file(path, name)
+        return self.version(name)
+
+    def version(self, name: str) -> Version | None:
+        """Returns what the file system tells without reading: a checksum if it has any, the time, and the size."""
+        size, path = self.size(name), self._path(name)
+        if size is None:
+            return None
+        found = [repr(size)]
+        for tell in (self._fs.checksum, self._fs.last_updated):
+            with contextlib.suppress(Exception):  # Not every file system tells both.
+                found.append(repr(try_again(tell, path)))
+        return " ".join(found)
+
+    def _has_version(self, name: str, version: Version | None) -> bool:
+        """Whether a name has a version, as `get` tells it or as `version` does."""
+        if not isinstance(version, bytes):
+            return self.version(name) == version
+        found = self.get(name)
+        return found is not None and found[1] == version
+
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Reads the whole file; its content is its version."""
         try:
@@ -115,12 +150,17 @@ class BeamStore:
         self._make_folder(self._path(target))
         self._call("copy to", target, self._fs.copy, [self._path(source)], [self._path(target)])
 
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """Looks, then copies; a file onto itself as it is, for there is no version to be made anew."""
+        if not self._has_version(target, version):
+            return None
+        self.copy(source, target)
+        return self.version(target)
+
     def delete(self, name: str, version: Version | None = None) -> bool:
-        """Deletes the file; with a version, after reading that it still has it."""
-        if version is not None:
-            found = self.get(name)
-            if found is None or found[1] != version:
-                return False
+        """Deletes the file; with a version, after looking that it still has it."""
+        if version is not None and not self._has_version(name, version):
+            return False
         if self.size(name) is None:
             return False
         try:
@@ -130,6 +170,11 @@ class BeamStore:
                 return False
             raise
         return True
+
+    @contextlib.contextmanager
+    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+        """Cannot: Beam's file systems have no locks."""
+        yield False
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""

@@ -99,6 +99,7 @@ class JobSpec:
         rate_share: Part of every step's `max_per_sec` that is this machine's, where several share it.
         started_at: Unix time at which this run began, for the report.
         lock_token: Holder of the output's lock that the workers renew, where the job outlives its driver; "" elsewhere.
+        run_token: Holder of the output's lock; whatever changes the output checks that it still is. "" for no check.
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
@@ -130,6 +131,7 @@ class JobSpec:
     rate_share: float = 1.0
     started_at: float = 0.0
     lock_token: str = ""
+    run_token: str = ""
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""
     replay: dict[str, list[str]] | None = None

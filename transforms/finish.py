@@ -9,7 +9,7 @@ from typing import Any
 from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec, to_json
-from transforms.generations import FINISHED_NAME, base_of
+from transforms.generations import FINISHED_NAME, base_of, confirm
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
 from transforms.report import build_report, committed_shards, load_spec
@@ -34,9 +34,16 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
 
     Returns:
         The report.
+
+    Raises:
+        OutputError: It cannot be written, or another run has the lock of the output by now.
     """
-    if spec.generation:
-        return _finish_generation(store, spec, verdict)
+    report = _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
+    confirm(store)
+    return report
+
+
+def _finish_base(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     _, header = load_spec(store)
     report = build_report(store, spec, header)
     report["status"], report["message"] = verdict.status, verdict.message

@@ -60,7 +60,12 @@ class GcsStore:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Creates the object at generation 0, which one caller can."""
-        return self._create(name, _new_mark(), lambda blob, **options: blob.upload_from_string(data, **options))
+        return self.put_if_version(name, data, None) is not None
+
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """Writes the object onto the generation that was seen, which one caller can."""
+        upload = functools.partial(_upload_bytes, data)
+        return self._write(name, _new_mark(), upload, version)
 
     def put(self, name: str, data: bytes) -> None:
         """Creates or replaces the object in one request."""
@@ -71,6 +76,15 @@ class GcsStore:
         self._upload(
             lambda: self._call("write", name, lambda: self._new_blob(name).upload_from_filename(path, **_options()))
         )
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """Uploads the file onto the generation that was seen."""
+        return self._write_file(path, name, version)
+
+    def version(self, name: str) -> Version | None:
+        """Looks the object up; its generation is its version."""
+        blob = self._look(name)
+        return None if blob is None else int(blob.generation or 0)
 
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Reads the whole object; its generation is its version."""
@@ -115,10 +129,25 @@ class GcsStore:
             if blob is None:
                 raise FileNotFoundError(f"there is no {self._url(source)}")
             if source == target or (stands is not None and _is_same(blob, stands)):
-                return None
+                return
+            version = None if stands is None else stands.generation
             with contextlib.suppress(PreconditionFailed):  # Ours of before, or somebody else's: look again.
-                return self._call("copy to", target, functools.partial(self._rewrite, blob, stands, target))
+                self._call("copy to", target, functools.partial(self._rewrite, blob, version, target))
+                return
         raise OutputError(f"cannot copy to {self._url(target)}: it is being written by others")
+
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """Copies within the service onto the generation that was seen, which thereby always becomes another one.
+
+        When the answer to a copy was lost, it says None: somebody wrote the object, perhaps this call.
+        """
+        blob = self._look(source)
+        if blob is None:
+            raise FileNotFoundError(f"there is no {self._url(source)}")
+        try:
+            return self._call("copy to", target, functools.partial(self._rewrite, blob, version, target))
+        except PreconditionFailed:
+            return None
 
     def delete(self, name: str, version: Version | None = None) -> bool:
         """Deletes the object, at its generation when one is given.
@@ -131,6 +160,11 @@ class GcsStore:
         except (FileNotFoundError, PreconditionFailed):
             return False
         return True
+
+    @contextlib.contextmanager
+    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+        """Cannot: no object waits for another."""
+        yield False
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""
@@ -161,26 +195,32 @@ class GcsStore:
         Raises:
             OutputError: It could not be written, or there is such an object that is not ours.
         """
-        created, mark = False, _new_mark()
-
-        def upload() -> None:
-            nonlocal created
-            created = self._create(name, mark, lambda blob, **options: blob.upload_from_filename(path, **options))
-
-        self._upload(upload)
-        if not created:
+        if self._write_file(path, name, None) is None:
             raise OutputError(f"cannot write {self._url(name)}: somebody else has")
 
-    def _create(self, name: str, mark: str, upload: Callable[..., None]) -> bool:
-        """Uploads at generation 0; an object that bears our mark is our own, whose answer was lost."""
+    def _write_file(self, path: str, name: str, version: Version | None) -> Version | None:
+        written: Version | None = None
+        mark, upload = _new_mark(), functools.partial(_upload_file, path)
+
+        def write() -> None:
+            nonlocal written
+            written = self._write(name, mark, upload, version)
+
+        self._upload(write)
+        return written
+
+    def _write(self, name: str, mark: str, upload: Callable[..., None], version: Version | None) -> Version | None:
+        """Uploads onto a generation, 0 for None; an object that bears our mark is our own, whose answer was lost."""
         blob = self._new_blob(name)
         blob.metadata = {_MARK: mark}
         try:
-            self._call("write", name, lambda: upload(blob, if_generation_match=0, **_options()))
+            self._call("write", name, lambda: upload(blob, if_generation_match=version or 0, **_options()))
         except PreconditionFailed:
             stands = self._look(name)
-            return stands is not None and (stands.metadata or {}).get(_MARK) == mark
-        return True
+            if stands is None or (stands.metadata or {}).get(_MARK) != mark:
+                return None
+            return int(stands.generation or 0)
+        return int(blob.generation or 0)
 
     def _upload(self, upload: Callable[[], None]) -> None:
         """Uploads a file; a session that the service has forgotten, or that went wrong, is begun anew."""
@@ -192,18 +232,18 @@ class GcsStore:
                     raise
         raise AssertionError
 
-    def _rewrite(self, blob: Blob, stands: Blob | None, target: str) -> None:
+    def _rewrite(self, blob: Blob, version: Version | None, target: str) -> Version:
         new, token = self._blob(target), None
         while True:
             token, _, _ = new.rewrite(
                 blob,
                 token=token,
-                if_generation_match=0 if stands is None else stands.generation,
+                if_generation_match=version or 0,
                 if_source_generation_match=blob.generation,
                 **_asking(),
             )
             if token is None:
-                return
+                return int(new.generation or 0)
 
     def _look(self, name: str) -> Blob | None:
         return self._call("look up", name, lambda: self._bucket().get_blob(self._prefix + name, **_asking()))
@@ -235,6 +275,14 @@ class GcsStore:
 
     def _url(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
+
+
+def _upload_bytes(data: bytes, blob: Blob, **options: Any) -> None:
+    blob.upload_from_string(data, **options)
+
+
+def _upload_file(path: str, blob: Blob, **options: Any) -> None:
+    blob.upload_from_filename(path, **options)
 
 
 def _new_mark() -> str:

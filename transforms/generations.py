@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from transforms.elements import JobSpec
+from transforms.fence import FencedStore
 from transforms.plan_file import PLAN_NAME
 from transforms.store import Spool, Store, Version, open_store
 
@@ -56,9 +57,21 @@ class GenerationStore:
         """See `Store`."""
         self.base.put_file(path, self._name(name))
 
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """See `Store`."""
+        return self.base.put_if_version(self._name(name), data, version)
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """See `Store`."""
+        return self.base.put_file_if_version(path, self._name(name), version)
+
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """See `Store`."""
         return self.base.get(self._name(name))
+
+    def version(self, name: str) -> Version | None:
+        """See `Store`."""
+        return self.base.version(self._name(name))
 
     def open(self, name: str) -> BinaryIO:
         """See `Store`."""
@@ -80,9 +93,17 @@ class GenerationStore:
         """See `Store`."""
         self.base.copy(self._name(source), self._name(target))
 
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """See `Store`."""
+        return self.base.copy_if_version(self._name(source), self._name(target), version)
+
     def delete(self, name: str, version: Version | None = None) -> bool:
         """See `Store`."""
         return self.base.delete(self._name(name), version)
+
+    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
+        """See `Store`."""
+        return self.base.hold(exclusive=exclusive)
 
     def spool(self, name: str) -> Spool:
         """See `Store`."""
@@ -98,8 +119,41 @@ class GenerationStore:
 
 
 def open_job_store(spec: JobSpec) -> Store:
-    """Opens the output directory as the job's generation sees it."""
-    return see_as(open_store(spec.root), spec.generation)
+    """Opens the output directory as the job's generation sees it, and as its run may change it."""
+    return see_as(fence(open_store(spec.root), spec.run_token), spec.generation)
+
+
+def fence(store: Store, token: str) -> Store:
+    """Returns the output directory as the run that holds its lock may change it; as it is where there is none, ""."""
+    return _rebase(store, FencedStore(base_of(unfenced(store)), token)) if token else store
+
+
+def unfenced(store: Store) -> Store:
+    """Returns the output directory for changes that cannot hurt another run: of files that no other has."""
+    base = base_of(store)
+    return _rebase(store, base.base) if isinstance(base, FencedStore) else store
+
+
+def _rebase(store: Store, base: Store) -> Store:
+    return GenerationStore(base, store.generation) if isinstance(store, GenerationStore) else base
+
+
+def confirm(store: Store) -> None:
+    """Ends a part of a run's work: what it created was created while it held the lock, or else is gone.
+
+    Raises:
+        LostLockError: It holds the lock no longer.
+    """
+    base = base_of(store)
+    if isinstance(base, FencedStore):
+        base.confirm()
+
+
+def renew(store: Store, name: str) -> None:
+    """Makes a file that a run builds on its own: a run that saw it before and has lost the lock cannot delete it."""
+    base = base_of(store)
+    if isinstance(base, FencedStore):
+        base.renew(base_name(store, name))
 
 
 def see_as(store: Store, generation: str) -> Store:

@@ -1,9 +1,14 @@
-"""One writer an output directory: a lock with a heartbeat, taken put-if-absent."""
+"""One writer an output directory: a lock with a heartbeat, taken put-if-absent.
+
+Every change of the lock is bound to the version that was read before it, so that a heartbeat that comes late never
+overwrites the next holder's entry. What a holder may still do that has lost its lock, `transforms.fence` says.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import socket
@@ -16,8 +21,13 @@ from typing import Any
 from transforms.store import OutputError, Store, Version
 
 LOCK_NAME = "_gristmill/lock.json"
+_LOGGER = logging.getLogger("gristmill")
+
 HEARTBEAT_SECS = 15.0
 _STALE_SECS = 8 * HEARTBEAT_SECS
+_BEATS = 2
+_JOB_BEATS = 16
+"""Workers renew the lock of their job when they see that it is a minute or two old, see `keep_lock`."""
 JOB_STALE_SECS = 15 * 60.0
 """A job may wait so long for its first worker, if its service cannot be asked whether it still runs."""
 
@@ -26,12 +36,16 @@ class LockedError(RuntimeError):
     """Another job writes to the directory; the message says who."""
 
 
+class LostLockError(OutputError):
+    """This run no longer holds the lock of its output; the message says who does. It must change nothing more."""
+
+
 class JobLock:
     """Holds the lock of an output directory while the job runs.
 
-    A lock whose process is gone, or whose heartbeat has stopped, is taken over; a holder on another machine is listened
-    to for two beats before that, since its clock may be wrong. A lock that was handed over to a job stays when this
-    process ends: the job's workers renew it, see `keep_lock`, and the job's end releases it.
+    A lock whose process is gone, or whose heartbeat has stopped, is taken over; a holder whose process cannot be looked
+    up from here is listened to for two beats before that, since its clock may be wrong. A lock that was handed over to
+    a job stays when this process ends: the job's workers renew it, see `keep_lock`, and the job's end releases it.
 
     Args:
         store: The output directory.
@@ -63,17 +77,23 @@ class JobLock:
         self.token = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
     def __enter__(self) -> JobLock:
-        while not self._store.put_if_absent(LOCK_NAME, self._entry()):
+        while not self._take():
             found = read_lock(self._store)
             if found is None:
                 continue
             holder, version = found
             if self._lives(holder):
                 raise LockedError(f"{self._store.root} is being written by {describe(holder)}")
-            self._store.delete(LOCK_NAME, version)
+            if self._take(version):
+                break
         self._thread = threading.Thread(target=self._beat, name="gristmill-lock", daemon=True)
         self._thread.start()
         return self
+
+    def _take(self, version: Version | None = None) -> bool:
+        """Takes a lock that nobody holds, or exactly the one that was found; no act of its holder is under way then."""
+        with self._store.hold(exclusive=True):
+            return self._store.put_if_version(LOCK_NAME, self._entry(), version) is not None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
@@ -92,24 +112,40 @@ class JobLock:
                 nobody waits for its end.
 
         Raises:
+            LostLockError: Somebody else has the lock by now.
             OutputError: The lock cannot be written.
         """
         with self._writing:
             self._job = job
-            self._store.put(LOCK_NAME, self._entry())
+            while True:
+                _, version = check_lock(self._store, self.token)
+                if self._store.put_if_version(LOCK_NAME, self._entry(), version) is not None:
+                    return
+
+    def check(self) -> None:
+        """Checks that the lock is still this holder's.
+
+        Raises:
+            LostLockError: It is not.
+        """
+        check_lock(self._store, self.token)
 
     def _lives(self, holder: dict[str, Any]) -> bool:
         if holder.get("job"):
             running = self._is_running(holder["job"])
             if running is not None:
                 return running
-        return not is_stale(holder) or self._beats(holder)
+        elif has_process_here(holder):
+            return not is_stale(holder)
+        is_ahead = _heartbeat(holder) > time.time() + _STALE_SECS
+        return not (is_stale(holder) or is_ahead) or self._beats(holder)
 
     def _beats(self, holder: dict[str, Any]) -> bool:
         """Whether a holder elsewhere renews its lock although its last heartbeat looks old: clocks differ and jump."""
-        if not holder.get("host") or holder["host"] == socket.gethostname():
+        if not holder.get("host"):
             return False
-        deadline = time.monotonic() + 2 * self._heartbeat_secs
+        beats = _JOB_BEATS if holder.get("job") else _BEATS
+        deadline = time.monotonic() + beats * self._heartbeat_secs
         while time.monotonic() < deadline:
             time.sleep(self._heartbeat_secs / 10)
             found = read_lock(self._store)
@@ -119,7 +155,7 @@ class JobLock:
 
     def _entry(self) -> bytes:
         entry = {
-            "host": socket.gethostname(),
+            **where_processes_are(),
             "pid": os.getpid(),
             "pid_started": _process_start(os.getpid()),
             "token": self.token,
@@ -135,8 +171,9 @@ class JobLock:
             with contextlib.suppress(OutputError, OSError), self._writing:
                 found = read_lock(self._store)
                 if found is None or found[0].get("token") != self.token:
-                    return  # Somebody took the lock over; it is theirs.
-                self._store.put(LOCK_NAME, self._entry())
+                    _LOGGER.warning("%s; nothing more is changed", _lost(self._store, found))
+                    return
+                self._store.put_if_version(LOCK_NAME, self._entry(), found[1])
 
 
 @contextlib.contextmanager
@@ -172,7 +209,28 @@ def _keep(store: Store, token: str, look_secs: float, stop: threading.Event) -> 
             if found is None or found[0].get("token") != token:
                 return
             if time.time() - _heartbeat(found[0]) > look_secs * random.uniform(0.75, 1.75):
-                store.put(LOCK_NAME, json.dumps({**found[0], "heartbeat": time.time()}).encode())
+                entry = {**found[0], "heartbeat": time.time()}
+                store.put_if_version(LOCK_NAME, json.dumps(entry).encode(), found[1])
+
+
+def check_lock(store: Store, token: str) -> tuple[dict[str, Any], Version]:
+    """Returns (holder, version) of the lock if it is that holder's.
+
+    Raises:
+        LostLockError: It is not, or there is none.
+    """
+    found = read_lock(store)
+    if found is None or found[0].get("token") != token:
+        raise LostLockError(_lost(store, found))
+    return found
+
+
+def _lost(store: Store, found: tuple[dict[str, Any], Version] | None) -> str:
+    who = f"now {describe(found[0])} has it" if found is not None else "whoever took it has ended since"
+    return (
+        f"this run has lost its lock of {store.root}: {who}. It must have been suspended, or cut off from the output, "
+        "for minutes, so that it was taken for dead"
+    )
 
 
 def release_lock(store: Store, token: str) -> None:
@@ -201,11 +259,41 @@ def read_lock(store: Store) -> tuple[dict[str, Any], Version] | None:
     return holder if isinstance(holder, dict) else {}, found[1]
 
 
+def has_process_here(holder: dict[str, Any]) -> bool:
+    """Whether the holder's process number can be looked up here.
+
+    Containers may share a host's name, and machines too; a number counts only in one PID namespace of one boot.
+    """
+    here = where_processes_are()
+    return bool(holder.get("pid")) and all(here[key] and holder.get(key) == here[key] for key in here)
+
+
+def where_processes_are() -> dict[str, str]:
+    """Returns what process numbers hold for; "" for what cannot be told, which is like nothing else."""
+    return {"host": socket.gethostname(), "boot": _boot(), "pid_namespace": _pid_namespace()}
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        found = os.stat("/proc/self/ns/pid")
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
+
+
 def is_stale(holder: dict[str, Any]) -> bool:
-    """Whether the holder is certainly gone: its process on this host, or its heartbeat elsewhere."""
+    """Whether the holder is certainly gone: its process where it can be looked up, or its heartbeat elsewhere."""
     if holder.get("job"):
         return time.time() - _heartbeat(holder) > JOB_STALE_SECS
-    if holder.get("host") == socket.gethostname() and holder.get("pid"):
+    if has_process_here(holder):
         return _process_start(int(holder["pid"])) != holder.get("pid_started")
     return time.time() - _heartbeat(holder) > _STALE_SECS
 

@@ -25,7 +25,7 @@ from transforms.books import JobBooks, Verdict, add_up, judge
 from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
-from transforms.generations import DECIDED_NAME, find_letters, open_job_store
+from transforms.generations import DECIDED_NAME, confirm, find_letters, open_job_store
 from transforms.job_lock import keep_lock, release_detached
 from transforms.ledger import find_ledger, published_name
 from transforms.names import shard_file_name
@@ -179,7 +179,7 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
     """Gives the files of one shard their final names and notes them; may be repeated at any moment.
 
     Raises:
-        OutputError: A committed file is gone.
+        OutputError: A committed file is gone, or another run has the lock of the output by now.
     """
     if spec.replay is not None and task.first == NOT_PUBLISHED:
         return  # The old dead letters stand until what passes now is published.
@@ -207,6 +207,7 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
                 raise OutputError(f"committed file {name} is gone; run the same command again") from error
     delete_replaced(store, spec, task.shard, set(names.values()))
     store.put(published_name(spec, task.shard), json.dumps(names).encode())
+    confirm(store)
 
 
 def _finish(infos: list[ShardInfo], spec: JobSpec, num_published: int) -> dict[str, Any]:

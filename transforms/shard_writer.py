@@ -19,6 +19,8 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from transforms.books import SourceRow, append_row
 from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
+from transforms.generations import confirm, unfenced
+from transforms.job_lock import LostLockError
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
 from transforms.store import OutputError, Spool, Store
 from transforms.tries import forget_tries, unmark_try
@@ -144,6 +146,7 @@ class ShardWriter:
         if winner is not mine:
             self._delete_files()
         forget_tries(self._store, self._spec, self._task.shard, self._try)
+        confirm(self._store)
         return winner.to_info(self._task)
 
     def abandon(self) -> None:
@@ -157,7 +160,7 @@ class ShardWriter:
         if not self._is_committed():
             self._delete_files()
         if self._try:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, LostLockError):
                 unmark_try(self._store, self._spec, self._task.shard, self._try)
 
     def _is_committed(self) -> bool:
@@ -242,7 +245,7 @@ class ShardWriter:
     def _delete_files(self) -> None:
         for name in self._names:
             with contextlib.suppress(OSError):
-                self._store.delete(name)
+                unfenced(self._store).delete(name)
 
 
 class _DeadLetterFiles:

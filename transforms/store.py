@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol
+
+from transforms.folder_lock import folder_lock
 
 Version = object
 """What identifies one content under a name: an inode locally, a generation in an object store."""
@@ -55,8 +56,21 @@ class Store(Protocol):
     def put_file(self, path: str, name: str) -> None:
         """Creates or replaces `name` as a whole with the content of a local file."""
 
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """Replaces `name` as a whole only while it has that version, or creates it for None.
+
+        Returns:
+            The new version; None when somebody else was quicker, and nothing was done.
+        """
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """Does the same with the content of a local file."""
+
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Returns content and version, None when there is no such name."""
+
+    def version(self, name: str) -> Version | None:
+        """Returns the version of `name`, None when it does not exist."""
 
     def open(self, name: str) -> BinaryIO:
         """Opens a name for reading with seek.
@@ -74,8 +88,31 @@ class Store(Protocol):
     def copy(self, source: str, target: str) -> None:
         """Gives `source`'s content the further name `target`, replacing what stands there. May be repeated."""
 
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """Copies only while `target` has that version, or does not exist for None. `source` may be `target`.
+
+        Returns:
+            The new version; None when somebody else was quicker, and nothing was done.
+
+        Raises:
+            FileNotFoundError: There is no `source`.
+        """
+
     def delete(self, name: str, version: Version | None = None) -> bool:
         """Deletes `name`, only if it still has that version when one is given; returns whether it did."""
+
+    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
+        """Keeps the lock of a job from changing hands for a moment, where a store can do that.
+
+        Whoever takes the lock of a job holds it exclusively meanwhile; whoever acts as the lock's holder looks at the
+        lock and acts while it holds it beside others.
+
+        Returns:
+            Whether it can. Where not, an act is bound to the versions that were seen while the lock was held.
+
+        Raises:
+            OutputError: Others held it for too long.
+        """
 
     def spool(self, name: str) -> Spool:
         """Begins a new file that will be called `name`."""
@@ -113,7 +150,7 @@ class LocalStore:
 
     def _create_exclusively(self, path: str, data: bytes) -> bool:
         """For file systems without hard links. A crash may leave half an entry, which counts as none."""
-        with _folder_lock(os.path.dirname(path)):  # Nobody may take the entry for a broken one while it is written.
+        with folder_lock(os.path.dirname(path)):  # Nobody may take the entry for a broken one while it is written.
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
@@ -155,11 +192,45 @@ class LocalStore:
                 os.unlink(temporary)
             raise _output_error(error, target) from error
 
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """Writes a temporary file and renames it, which excludes other changes of a version; links it for None."""
+        if version is None:
+            return self.version(name) if self.put_if_absent(name, data) else None
+        path = self._path(name)
+        temporary = self._write_temporary(path, data)
+        try:
+            new = _version(os.stat(temporary))
+            with folder_lock(os.path.dirname(path)):
+                if self.version(name) != version:
+                    return None
+                os.rename(temporary, path)
+        except OSError as error:
+            raise _output_error(error, path) from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        _sync_folder(os.path.dirname(path))
+        return new
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """Looks, then copies: exact only while the job's lock is held still, see `hold`."""
+        if self.version(name) != version:
+            return None
+        self.put_file(path, name)
+        return self.version(name)
+
     def get(self, name: str) -> tuple[bytes, Version] | None:
         """Reads the whole file."""
         try:
             with open(self._path(name), "rb") as file:
                 return file.read(), _version(os.fstat(file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def version(self, name: str) -> Version | None:
+        """Looks the file up."""
+        try:
+            return _version(os.stat(self._path(name)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -222,6 +293,13 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
 
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """Looks, then links: exact only while the job's lock is held still, see `hold`."""
+        if self.version(target) != version:
+            return None
+        self.copy(source, target)
+        return self.version(target)
+
     def delete(self, name: str, version: Version | None = None) -> bool:
         """Deletes the file, and its folder once that is empty."""
         path = self._path(name)
@@ -239,12 +317,24 @@ class LocalStore:
         return True
 
     def _delete_version(self, path: str, version: Version) -> bool:
-        # Deletions exclude each other, and nothing can take the name's place while it exists.
-        with _folder_lock(os.path.dirname(path)):
+        # Changes of a version exclude each other, and nothing can be created under the name while it exists.
+        with folder_lock(os.path.dirname(path)):
             if _version(os.stat(path)) != version:
                 return False
             os.unlink(path)
             return True
+
+    @contextlib.contextmanager
+    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+        """Locks the folder, in which nothing else locks: names that are created once or by version lie deeper."""
+        with contextlib.ExitStack() as stack:
+            try:
+                if exclusive:
+                    _make_folder(self.root)
+                excludes = stack.enter_context(folder_lock(self.root, shared=not exclusive))
+            except OSError as error:
+                raise _output_error(error, self.root) from error
+            yield excludes
 
     def spool(self, name: str) -> Spool:
         """Writes in place: a name that no ledger speaks of is invisible enough."""
@@ -341,16 +431,6 @@ def _create(path: str) -> BinaryIO:
         with contextlib.suppress(FileNotFoundError):
             return open(path, "xb")
     return open(path, "xb")
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: str) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sync_file(path: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import jobs
 from slow_job import Job, make_job
+from transforms.job_lock import where_processes_are
 
 
 def check_outcome(job: Job, out: str, reference: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ def test_what_a_job_left_that_was_killed_when_it_was_done_goes_with_the_next_com
     command = ["--input", tmp_path / "in/*", "--output", tmp_path / "out"]
     assert jobs.convert(*command) == 0
     before = jobs.tree(tmp_path / "out")
-    holder = {"host": socket.gethostname(), "pid": 1 << 22, "pid_started": "1", "heartbeat": time.time()}
+    holder = {**where_processes_are(), "pid": 1 << 22, "pid_started": "1", "heartbeat": time.time()}
     (tmp_path / "out/_gristmill/lock.json").write_text(json.dumps(holder))
     (tmp_path / "out/_gristmill/tries").mkdir(exist_ok=True)
     (tmp_path / "out/_gristmill/tries/00000-1").write_text(json.dumps(holder))

@@ -25,6 +25,7 @@ from transforms.job_lock import (
     keep_lock,
     read_lock,
     release_detached,
+    where_processes_are,
 )
 from transforms.store import LocalStore, OutputError, Store
 
@@ -163,7 +164,7 @@ class TestTakeover:
             assert holder_of(store)["pid"] == os.getpid()
 
     def test_lock_of_a_number_that_another_process_has_now(self, store: Store) -> None:
-        self.take_over(store, entry(host=socket.gethostname(), pid=os.getppid(), pid_started="1"))
+        self.take_over(store, entry(**where_processes_are(), pid=os.getppid(), pid_started="1"))
 
     def test_lock_of_another_host_whose_heartbeat_stopped(self, store: Store) -> None:
         self.take_over(store, entry(heartbeat=time.time() - 1000))
@@ -292,7 +293,7 @@ class TestHandingOver:
 class TestIsStale:
     def test_running_process_of_this_host_is_not_stale_whatever_its_heartbeat(self) -> None:
         pid = os.getppid()
-        assert not is_stale(entry(host=socket.gethostname(), pid=pid, pid_started=start_of(pid), heartbeat=0))
+        assert not is_stale(entry(**where_processes_are(), pid=pid, pid_started=start_of(pid), heartbeat=0))
 
     @pytest.mark.parametrize(("age", "stale"), [(0, False), (100, False), (130, True)])
     def test_other_hosts_are_judged_by_their_heartbeat(self, age: float, stale: bool) -> None:
@@ -306,7 +307,7 @@ class TestIsStale:
         program.symlink_to("/bin/sleep")
         with subprocess.Popen([str(program), "20"]) as process:
             try:
-                holder = entry(host=socket.gethostname(), pid=process.pid, pid_started=start_of(process.pid))
+                holder = entry(**where_processes_are(), pid=process.pid, pid_started=start_of(process.pid))
                 assert not is_stale(holder)
             finally:
                 process.kill()

@@ -1,0 +1,270 @@
+"""Keeps a run that has lost its lock from changing the output: every change looks at the lock. No Beam here.
+
+A run may lose its lock without noticing: its process was suspended, its machine asleep or moved, its clock wrong. When
+it goes on, another run may have replaced the output. So each change (put, copy, delete) of a run is fenced:
+
+- On a file system with locks (`Store.hold`) the change is made while the lock cannot change hands, right after it was
+  read. Nothing can come between. A process that is suspended in the middle of a change keeps others from taking over.
+- Elsewhere, as in Cloud Storage, the order is: look at the version of what is to be changed, read the lock, change
+  exactly that version. What another run has made meanwhile has another version and stays. What it has *not* touched is
+  changed: at most one name for each request that was under way. A name that was created so is deleted again (again only
+  that version) as soon as the lock is read next, which `confirm` does at the end of every part of the work. What was
+  deleted so, a new owner had deleted or was going to delete as well, since all that it builds on it has made itself or
+  made anew (`renew`): the plan when it goes on by it, the published names, and everything that comes later.
+- Other file systems of Beam's have no conditional change: there somebody may come between look and change. A stray
+  file that a run left which was killed in just that moment, and everything that happened there, `verify` and the next
+  run of the same command find as they find any damage.
+
+Names that no other run ever has (files of attempts) may be written without a look; for deleting them the lock is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from transforms.job_lock import LostLockError, check_lock
+from transforms.plan_file import read_header
+from transforms.store import OutputError, Spool, Store, Version
+
+_OWN_NAMES = re.compile(r"_gristmill/(g\d+/)?(attempts|tries)/")
+_LEDGER_NAMES = re.compile(r"(_gristmill/(?:g\d+/)?)shards/")
+_MAX_RACES = 5
+"""Changes of one name by workers of the same run at the same time are rare, and each makes one of them look again."""
+
+
+class FencedStore:
+    """A store whose changes are made only while a run holds the lock of the output.
+
+    Args:
+        base: The store.
+        token: The holder of the lock, see `transforms.job_lock.JobLock.token`.
+    """
+
+    def __init__(self, base: Store, token: str) -> None:
+        self.base = base
+        self.root = base.root
+        self.requests_at_once = base.requests_at_once
+        self._looks = _Looks(lambda: check_lock(base, token))
+        self._created: list[tuple[str, Version]] = []
+        self._lock = threading.Lock()
+
+    # Changes.
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See `Store`, as all that follows.
+
+        Raises:
+            LostLockError: The run has lost its lock; nothing was changed, here and in all that follows.
+        """
+        with self.base.hold() as excludes:
+            self.check()
+            if excludes:
+                return self.base.put_if_absent(name, data)
+        return self._note(name, None, self.base.put_if_version(name, data, None))
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Store`."""
+        self._change(name, lambda: self.base.put(name, data), lambda seen: self.base.put_if_version(name, data, seen))
+
+    def put_file(self, path: str, name: str) -> None:
+        """See `Store`."""
+        self._change(
+            name, lambda: self.base.put_file(path, name), lambda seen: self.base.put_file_if_version(path, name, seen)
+        )
+
+    def copy(self, source: str, target: str) -> None:
+        """See `Store`."""
+        if source != target:
+            self._change(
+                target,
+                lambda: self.base.copy(source, target),
+                lambda seen: self.base.copy_if_version(source, target, seen),
+            )
+
+    def renew(self, name: str) -> None:
+        """Gives a name that exists a new version where that keeps others, which saw the old one, from changing it."""
+        self._change(name, lambda: None, lambda seen: self.base.copy_if_version(name, name, seen))
+
+    def delete(self, name: str, version: Version | None = None) -> bool:
+        """See `Store`."""
+        with self.base.hold() as excludes:
+            if excludes:
+                self.check()
+                return self.base.delete(name, version)
+        if _OWN_NAMES.match(name):
+            self.check()
+            return self.base.delete(name, version)
+        return self._delete_seen(name, version)
+
+    def _delete_seen(self, name: str, version: Version | None) -> bool:
+        for _ in range(_MAX_RACES):
+            seen = version if version is not None else self.base.version(name)
+            if seen is None:
+                return False
+            self.check()
+            if self.base.delete(name, seen):
+                return True
+            if version is not None:
+                return False
+        raise OutputError(f"cannot delete {name} of {self.root}: it is being written by others")
+
+    def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
+        """See `Store`."""
+        with self.base.hold():
+            self.check()
+            return self.base.put_if_version(name, data, version)
+
+    def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
+        """See `Store`."""
+        with self.base.hold():
+            self.check()
+            return self.base.put_file_if_version(path, name, version)
+
+    def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
+        """See `Store`."""
+        with self.base.hold():
+            self.check()
+            return self.base.copy_if_version(source, target, version)
+
+    def clean(self) -> None:
+        """See `Store`."""
+        with self.base.hold():
+            self.check()
+            self.base.clean()
+
+    def _change(
+        self, name: str, change: Callable[[], None], change_seen: Callable[[Version | None], Version | None]
+    ) -> None:
+        """Makes a change while the lock is held still, or else looks, reads the lock, and changes what was seen."""
+        with self.base.hold() as excludes:
+            if excludes:
+                self.check()
+                change()
+                return
+        first = seen = self.base.version(name)
+        for _ in range(_MAX_RACES):  # A worker of the same run may be quicker.
+            self.check()
+            if self._note(name, first, change_seen(seen)):
+                return
+            seen = self.base.version(name)
+        self.check()
+        raise OutputError(f"cannot write {name} of {self.root}: it is being written by others")
+
+    def _note(self, name: str, seen: Version | None, made: Version | None) -> bool:
+        if made is not None and seen is None:
+            with self._lock:
+                self._created.append((name, made))
+        return made is not None
+
+    # The lock.
+
+    def check(self) -> None:
+        """Checks that the run still holds the lock.
+
+        Raises:
+            LostLockError: It does not. Names that it created since the last look are gone.
+        """
+        with self._lock:
+            created, self._created = self._created, []
+        try:
+            self._looks.look()
+        except LostLockError:
+            self._take_back(created)
+            raise
+        except BaseException:
+            with self._lock:
+                self._created += created
+            raise
+
+    def confirm(self) -> None:
+        """Checks the lock if anything was created since the last look.
+
+        Raises:
+            LostLockError: See `check`.
+        """
+        if self._created:
+            self.check()
+
+    def _take_back(self, created: list[tuple[str, Version]]) -> None:
+        for name, version in created:
+            with contextlib.suppress(OutputError, OSError):
+                if not self._counts(name):
+                    self.base.delete(name, version)
+
+    def _counts(self, name: str) -> bool:
+        """Whether a name is the ledger of a shard which whoever goes on by the same plan takes as its own."""
+        found = _LEDGER_NAMES.match(name)
+        entry = self.base.get(name) if found else None
+        if found is None or entry is None:
+            return False
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            self.base.open(f"{found[1]}plan.jsonl") as plan,
+        ):
+            header = read_header(plan)
+            plans = [header["plan_id"], *header["spec"].get("earlier_plans", ())]
+            return json.loads(entry[0])["plan_id"] in plans
+        return False
+
+    # What changes nothing that others have.
+
+    def get(self, name: str) -> tuple[bytes, Version] | None:
+        """See `Store`."""
+        return self.base.get(name)
+
+    def version(self, name: str) -> Version | None:
+        """See `Store`."""
+        return self.base.version(name)
+
+    def open(self, name: str) -> BinaryIO:
+        """See `Store`."""
+        return self.base.open(name)
+
+    def size(self, name: str) -> int | None:
+        """See `Store`."""
+        return self.base.size(name)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store`."""
+        return self.base.list(prefix)
+
+    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
+        """See `Store`."""
+        return self.base.hold(exclusive=exclusive)
+
+    def spool(self, name: str) -> Spool:
+        """See `Store`; only attempts spool, under names of their own."""
+        return self.base.spool(name)
+
+    def local_copy(self, name: str) -> contextlib.AbstractContextManager[str]:
+        """See `Store`."""
+        return self.base.local_copy(name)
+
+
+class _Looks:
+    """Has threads that want to look at the same time share a look, which must begin after they have asked.
+
+    Args:
+        look: Looks, and raises what there is to raise.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._turn = threading.Lock()
+        self._begun = 0
+        self._good = 0
+
+    def look(self) -> None:
+        """Looks, or takes a look of another thread that began after this call."""
+        asked = self._begun
+        with self._turn:
+            if self._good > asked:
+                return
+            self._begun += 1
+            self._look()
+            self._good = self._begun
