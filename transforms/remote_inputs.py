@@ -163,11 +163,11 @@ class RemoteLister:
             self._passed_over.outputs += 1  # It may not be there yet.
         pattern = _Pattern(parts)
         for found in _with_markers(_storage(url).list(prefix, deep=deep, folders=not deep)):
-            if found.url.startswith(self._excluded):
-                self._passed_over.outputs += 1
-                continue
             rest = found.url[len(base) :]
             if not pattern.matches(rest):
+                continue
+            if found.url.startswith(self._excluded):
+                self._passed_over.outputs += 1
                 continue
             label = FOLDER_MARKER if found.size == _FOLDER else pattern.passed_over_as(rest)
             if label is None:
