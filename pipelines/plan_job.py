@@ -84,9 +84,7 @@ def plan_job(
     if listing is None:
         listing = _list(config, inputs_path)
     if not listing.num_inputs:
-        raise UsageError(
-            f"no input: {listing.num_skipped} hidden, `_` or temporary files were skipped, nothing else found"
-        )
+        raise UsageError("; ".join(("no input: nothing was found that is taken", *listing.notes)))
     chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
     spec = _base_spec(config, _choose_format(config, chosen or _first_inputs(inputs_path)), limit)
     if generation:
@@ -114,7 +112,8 @@ def plan_job(
     def make_header(num_shards: int) -> dict[str, Any]:
         nonlocal spec
         spec = dataclasses.replace(spec, num_shards=num_shards)
-        header.update(_header(spec, listing, fingerprint, _notes(config, layout, spec, sample, num_records)))
+        notes = [*_notes(config, layout, spec, sample, num_records), *listing.notes]
+        header.update(_header(spec, listing, fingerprint, notes))
         return header
 
     with open(inputs_path, "rb") as lines:

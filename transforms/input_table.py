@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 
 from transforms.elements import name_fields, to_json
 
-_SYSTEM_NAMES = {b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx"}
-_TEMPORARY_SUFFIXES = (b"~", b".tmp", b".temp", b".swp", b".crdownload", b".incomplete")
 ROWS_AT_ONCE = 10_000
 _quote = json.encoder.encode_basestring
 Row = tuple[bytes, int, int, str | None, str | None]
@@ -43,12 +41,6 @@ class Found:
     mtime_ns: int = 0
     reason: str | None = None
     error: str | None = None
-
-
-def is_skipped(name: bytes) -> bool:
-    """Whether a file or folder of this name is hidden, temporary or the system's."""
-    lower = name.lower()
-    return name[:1] in b"._" or lower in _SYSTEM_NAMES or lower.endswith(_TEMPORARY_SUFFIXES)
 
 
 _SCHEMA = """

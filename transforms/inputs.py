@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from transforms.elements import Input, name_from_fields
+from transforms.input_lists import ListError, is_remark, list_lines, spellings
 from transforms.input_table import (
     ROWS_AT_ONCE,
     Found,
@@ -30,10 +31,10 @@ from transforms.input_table import (
     count_rows,
     fill,
     found_table,
-    is_skipped,
     rows_in_order,
     to_line,
 )
+from transforms.leftovers import PassedOver, asked_for, is_plain, passed_over_as
 from transforms.plan import COMPRESSED_SUFFIXES
 from transforms.plan_file import DamagedLineError
 from transforms.remote_inputs import SCHEME, ListingError, RemoteLister, pending
@@ -41,6 +42,8 @@ from transforms.sources import MachineFaultError, explain_error
 
 _COMPRESSED = tuple(suffix.encode() for suffix in COMPRESSED_SUFFIXES)
 _decode = json.JSONDecoder().raw_decode
+_STATE_FOLDER = "/_gristmill"
+"""Below the output folder: the job's own state, which is nobody's input."""
 
 
 class InputPatternError(ValueError):
@@ -55,9 +58,10 @@ class Listing:
         num_inputs: Lines of inputs.jsonl.
         total_bytes: Sum of their sizes.
         compressed_bytes: Sum of the sizes of those with the name of a compressed file.
-        num_skipped: Hidden, `_`, system and temporary files that a pattern or folder offered.
+        num_skipped: Files that a pattern or folder offered and that are passed over by their names.
         num_duplicates: Names dropped because another name stands for the same file.
         digest: Fingerprint of inputs.jsonl.
+        notes: What a person should know of what was left out.
     """
 
     num_inputs: int
@@ -66,6 +70,7 @@ class Listing:
     num_skipped: int
     num_duplicates: int
     digest: str
+    notes: tuple[str, ...] = ()
 
 
 class _Lister:
@@ -74,11 +79,12 @@ class _Lister:
     def __init__(self, excluded_folder: bytes, *, may_be_gone: bool = False) -> None:
         self._may_be_gone = may_be_gone
         self._excluded = _resolve(excluded_folder)
+        self._state = self._excluded + os.fsencode(_STATE_FOLDER)
         self._working_folder = os.fsencode(os.getcwd()) + b"/"
         self._real_folders: dict[bytes, bytes] = {}
-        self.remote = RemoteLister(os.fsdecode(excluded_folder))
+        self.passed_over = PassedOver()
+        self.remote = RemoteLister(os.fsdecode(excluded_folder), self.passed_over)
         self.has_pending = False  # Whether lists have named URLs.
-        self.num_skipped = 0
         self.may_repeat = False  # Whether one file may have been found under two names.
 
     def expand(self, argument: str) -> Iterator[Iterator[Found]]:
@@ -90,22 +96,21 @@ class _Lister:
         if not argument:
             raise InputPatternError("input '': a name is empty; is a variable unset?")
         if argument.startswith("@") and not os.path.lexists(argument):
-            lines = _list_lines(argument[1:])
+            lines = _lines_of(argument)
             first_line = next(lines, None)
             if first_line is None:
                 raise InputPatternError(f"input {argument!r}: the list is empty")
             yield self._expand_line(first_line)
             yield from map(self._expand_line, lines)
             return
+        before = self.passed_over.seen
         is_url = SCHEME.match(argument) is not None
         found = self.remote.expand(argument) if is_url else self._expand_path(self._absolute(os.fsencode(argument)))
         first = next(found, None)
         if first is None and self._may_be_gone:
             return
         if first is None:
-            raise InputPatternError(
-                f"input {argument!r} matches no file; check the path, and quote patterns in the shell"
-            )
+            raise InputPatternError(f"input {argument!r} {self.passed_over.why_nothing(before)}")
         yield itertools.chain([first], found)
 
     def _absolute(self, name: bytes) -> bytes:
@@ -115,18 +120,38 @@ class _Lister:
         """Yields what a line of a list names; nearly always one file, found with one look."""
         if b"\0" in line:
             return iter([Found(line.replace(b"\0", b"\\0"), line, 0, 0, "not_found", "the name holds a zero byte")])
+        found = self._look(line)
+        for spelling in spellings(line) if found is None else ():
+            found = found or self._look(spelling)
+        if found is not None:
+            return found
+        return iter(()) if is_remark(line) else iter([self._missing(line.strip())])
+
+    def _look(self, line: bytes) -> Iterator[Found] | None:
         if SCHEME.match(os.fsdecode(line)):
             return self._expand_url(line)
-        path = _normalize(line) if line.startswith(b"/") else self._absolute(line)
+        path = self._absolute(line)
         try:
             info = os.lstat(path)
-        except OSError as error:
+        except OSError:
             if not glob.has_magic(path):
-                return iter([Found(path, path, 0, 0, *explain_error(error))])
+                return None
         else:
             if stat.S_ISREG(info.st_mode):
                 return iter([Found(path, self._real_path(path), info.st_size, info.st_mtime_ns)])
-        return self._at_least_one(path, self._expand_path(path))
+        found = self._expand_path(path)
+        first = next(found, None)
+        return None if first is None else itertools.chain([first], found)
+
+    def _missing(self, line: bytes) -> Found:
+        """A pattern or folder in a list that holds nothing is a loss that must show, as is a name."""
+        path = self._absolute(line)
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if not glob.has_magic(path):
+                return Found(path, path, 0, 0, *explain_error(error))
+        return Found(path, path, 0, 0, "not_found", "no file matches this pattern or lies in this folder")
 
     def _expand_url(self, url: bytes) -> Iterator[Found]:
         try:
@@ -139,31 +164,37 @@ class _Lister:
         return iter([pending(url)])
 
     def _at_least_one(self, path: bytes, found: Iterator[Found]) -> Iterator[Found]:
-        """A pattern or folder in a list that holds nothing is a loss that must show."""
         first = next(found, None)
         yield first or Found(path, path, 0, 0, "not_found", "no file matches this pattern or lies in this folder")
         yield from found
 
     def _expand_path(self, path: bytes) -> Iterator[Found]:
         if os.path.isdir(path):
-            return self._walk(path, [b"**"], ())
+            return self._walk_from(path, [b"**"])
         if os.path.lexists(path):
             key = _resolve(path) if os.path.islink(path) else self._real_path(path)
             return iter([self._file(path, key)])
         if not glob.has_magic(path):
             return iter([])
-        return self._walk(*_split_pattern(path), ())
+        return self._walk_from(*_split_pattern(path))
+
+    def _walk_from(self, folder: bytes, parts: list[bytes]) -> Iterator[Found]:
+        if b"**" in parts and self._excluded.startswith(_resolve(folder).rstrip(b"/") + b"/"):
+            self.passed_over.outputs += 1  # It may not be there yet.
+        return self._walk(folder, parts, ())
 
     def _walk(self, folder: bytes, parts: list[bytes], above: tuple[bytes, ...]) -> Iterator[Found]:
         """Yields the files below `folder` that match the remaining parts of a pattern."""
         real = _resolve(folder)
-        if real == self._excluded:
+        if real == self._excluded or real.startswith(self._state):
+            self.passed_over.outputs += 1
             return
         part, rest = parts[0], parts[1:]
         deep = part == b"**"
         if deep and rest:
             yield from self._walk(folder, rest, above)
         accept = None if deep else re.compile(fnmatch.translate(os.fsdecode(part))).match
+        asked = asked_for(part)
         try:
             entries = os.scandir(folder)
         except OSError as error:
@@ -176,11 +207,11 @@ class _Lister:
                 if accept is not None and not accept(os.fsdecode(entry.name)):
                     continue
                 if _is_folder(entry):
-                    yield from self._enter(entry, real, parts if deep else rest, above)
+                    yield from self._enter(entry, real, parts if deep else rest, above, asked)
                 elif rest:
                     continue
-                elif is_skipped(entry.name):
-                    self.num_skipped += 1
+                elif not is_plain(entry.name) and (label := passed_over_as(entry.name, asked)):
+                    self.passed_over.counts[label] += 1
                 elif entry.is_symlink():
                     self.may_repeat = True
                     yield self._file(entry.path, _resolve(entry.path))
@@ -188,7 +219,12 @@ class _Lister:
                     yield self._file(entry.path, real + b"/" + entry.name, entry)
 
     def _enter(
-        self, entry: os.DirEntry[bytes], real: bytes, parts: list[bytes], above: tuple[bytes, ...]
+        self,
+        entry: os.DirEntry[bytes],
+        real: bytes,
+        parts: list[bytes],
+        above: tuple[bytes, ...],
+        asked: frozenset[str],
     ) -> Iterator[Found]:
         if not parts:
             return
@@ -199,10 +235,11 @@ class _Lister:
         if target in above or target == real:  # A link to a folder above: its files are reached without it.
             return
         found = self._walk(entry.path, parts, (*above, real))
-        if is_skipped(entry.name):
-            self.num_skipped += sum(1 for _ in found)
-        else:
+        label = passed_over_as(entry.name, asked, is_folder=True)
+        if label is None:
             yield from found
+        elif num_files := sum(1 for _ in found):
+            self.passed_over.counts[label] += num_files
 
     def _file(self, path: bytes, key: bytes, entry: os.DirEntry[bytes] | None = None) -> Found:
         try:
@@ -255,31 +292,11 @@ def _split_pattern(path: bytes) -> tuple[bytes, list[bytes]]:
     return base, parts
 
 
-def _list_lines(path: str) -> Iterator[bytes]:
-    """Yields the names of a list file: one a line, or separated by NUL if there is one (`find -print0`)."""
+def _lines_of(argument: str) -> Iterator[bytes]:
     try:
-        file: BinaryIO = open(path, "rb")  # noqa: SIM115  (closed below; the open itself needs its own message)
-    except OSError as error:
-        raise InputPatternError(f"input @{path}: the list cannot be read: {error.strerror}") from error
-    with file:
-        if b"\0" in file.read(1 << 16):
-            file.seek(0)
-            yield from _nul_separated(file)
-            return
-        file.seek(0)
-        for line in file:
-            line = line.rstrip(b"\r\n")
-            if line:
-                yield line
-
-
-def _nul_separated(file: BinaryIO) -> Iterator[bytes]:
-    rest = b""
-    while piece := file.read(1 << 20):
-        *names, rest = (rest + piece).split(b"\0")
-        yield from filter(None, names)
-    if rest:
-        yield rest
+        yield from list_lines(argument[1:])
+    except ListError as error:
+        raise InputPatternError(f"input {argument}: {error}") from error
 
 
 class _NotInOrderError(Exception):
@@ -353,8 +370,10 @@ def _write_lines(path: str, rows: Iterator[Row], lister: _Lister) -> Listing:
             num_inputs += 1
             total_bytes += row[1]
             compressed_bytes += row[1] if row[0].lower().endswith(_COMPRESSED) else 0
-    num_skipped = lister.num_skipped + lister.remote.num_skipped
-    return Listing(num_inputs, total_bytes, compressed_bytes, num_skipped, 0, digest.hexdigest())
+    counts = (lister.passed_over.total, 0)
+    return Listing(
+        num_inputs, total_bytes, compressed_bytes, *counts, digest.hexdigest(), tuple(lister.passed_over.notes())
+    )
 
 
 def sample_inputs(path: str, count: int) -> list[Input]:

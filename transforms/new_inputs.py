@@ -103,7 +103,7 @@ def _filter(
         compressed_bytes += source.size if source.name.lower().endswith(COMPRESSED_SUFFIXES) else 0
     changed.check()
     counts = (listing.num_skipped, listing.num_duplicates)
-    return Listing(num_inputs, total_bytes, compressed_bytes, *counts, digest.hexdigest())
+    return Listing(num_inputs, total_bytes, compressed_bytes, *counts, digest.hexdigest(), listing.notes)
 
 
 def _line_at(lines: BinaryIO, offset: int) -> bytes:

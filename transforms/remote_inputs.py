@@ -11,11 +11,19 @@ import functools
 import glob
 import re
 import sqlite3
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from transforms.input_table import PENDING, ROWS_AT_ONCE, Found, insert, is_skipped
+from transforms.input_table import PENDING, ROWS_AT_ONCE, Found, insert
+from transforms.leftovers import FOLDER_MARKER, PassedOver, asked_for, is_plain, passed_over_as
 from transforms.sources import explain_error
+
+_FOLDER = -1
+"""The size of what is no object, or one that only says that there is a folder."""
+
+_MAX_WAITING = 1_000
+"""Objects that wait until it is known whether one in front of them marks a folder; then a request tells."""
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
@@ -29,7 +37,7 @@ class Object(NamedTuple):
 
     Attributes:
         url: Its URL.
-        size: Bytes.
+        size: Bytes; -1 for a folder.
         version: Its generation, or the time of its last change in ns.
     """
 
@@ -39,26 +47,36 @@ class Object(NamedTuple):
 
 
 class _Storage(Protocol):
-    def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
-        """Yields what begins with a URL in order of names, below folders only when `deep`; from `first` on."""
+    def list(self, prefix: str, *, deep: bool, first: str = "", folders: bool = False) -> Iterator[Object]:
+        """Yields what begins with a URL in order of names, below folders only when `deep`; from `first` on.
+
+        With `folders`, those that are not gone into stand among the objects, with the size of a folder.
+        """
 
 
 class _Gcs:
     _FIELDS = "items(name,size,generation),nextPageToken"
 
-    def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
+    def list(self, prefix: str, *, deep: bool, first: str = "", folders: bool = False) -> Iterator[Object]:
         from transforms import gcs
 
         bucket, name = gcs.split_url(prefix)
         options: dict[str, Any] = {"timeout": gcs.TIMEOUT_SECS, "retry": gcs.retry_policy(), "fields": self._FIELDS}
         if not deep:
             options["delimiter"] = "/"
+        if folders:
+            options["fields"] += ",prefixes"
         if first:
             options["start_offset"] = gcs.split_url(first)[1]
         try:
             for page in gcs.client().list_blobs(bucket, prefix=name, **options).pages:
-                for item in page.raw_page.get("items", ()):  # As they came: making blobs of them takes longest here.
-                    yield Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
+                answer = page.raw_page  # As it came: making blobs of it takes longest here.
+                items = (
+                    Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
+                    for item in answer.get("items", ())
+                )
+                below = [Object(f"gs://{bucket}/{name}", _FOLDER, 0) for name in answer.get("prefixes", ())]
+                yield from sorted([*items, *below]) if below else items
         except Exception as error:
             raise gcs.reading_error(error, prefix) from error
 
@@ -66,7 +84,7 @@ class _Gcs:
 class _Beam:
     """A file system of Beam's, which lists a folder as its module does: whole, or its first level."""
 
-    def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
+    def list(self, prefix: str, *, deep: bool, first: str = "", folders: bool = False) -> Iterator[Object]:
         from transforms.beam_files import file_system
         from transforms.transient import try_again
 
@@ -77,10 +95,17 @@ class _Beam:
             return
         except Exception as error:
             raise ListingError(f"{prefix}: {error}") from error
+        last = ""
         for one in sorted(found, key=lambda one: one.path):
-            if one.path.startswith(prefix) and one.path >= first and (deep or "/" not in one.path[len(prefix) :]):
+            if not one.path.startswith(prefix) or one.path < first:
+                continue
+            name, below, _ = one.path[len(prefix) :].partition("/")
+            if deep or not below:
                 version = int((one.last_updated_in_seconds or 0) * 1e9)
                 yield Object(one.path, int(one.size_in_bytes), version)
+            elif folders and name != last:
+                last = name
+                yield Object(f"{prefix}{name}/", _FOLDER, 0)
 
 
 def _storage(url: str) -> _Storage:
@@ -101,13 +126,17 @@ def find_object(url: str) -> Object | None:
 class RemoteLister:
     """Expands URLs; counts what it skips.
 
+    The name of an object is what stands between slashes, also where that is nothing: `raw//a` does not lie in `raw/` as
+    `a` does, and `raw//` is what begins so.
+
     Args:
         excluded: URL of the output folder, which is never an input.
+        passed_over: Where to count.
     """
 
-    def __init__(self, excluded: str) -> None:
+    def __init__(self, excluded: str, passed_over: PassedOver) -> None:
         self._excluded = excluded.rstrip("/") + "/"
-        self.num_skipped = 0
+        self._passed_over = passed_over
 
     def expand(self, url: str) -> Iterator[Found]:
         """Yields the objects of a name, folder or pattern; a name that exists is a name, whatever is in it.
@@ -117,10 +146,12 @@ class RemoteLister:
         """
         try:
             found = None if url.endswith("/") else find_object(url)
-            if found is not None:
+            if found is not None and (found.size or not _has_below(url)):
                 yield _found(found)
-            else:
-                yield from self._match(url)
+                return
+            if found is not None:
+                self._passed_over.counts[FOLDER_MARKER] += 1
+            yield from self._match(url)
         except OSError as error:
             raise ListingError(str(error.strerror or error)) from error
 
@@ -128,20 +159,43 @@ class RemoteLister:
         base, parts = _split_pattern(url)
         deep = len(parts) > 1 or parts[-1] == "**"
         prefix = base if deep else base + re.split(r"[*?\[]", parts[0], maxsplit=1)[0]
-        for found in _storage(url).list(prefix, deep=deep):
+        if "**" in parts and self._excluded.startswith(base):
+            self._passed_over.outputs += 1  # It may not be there yet.
+        pattern = _Pattern(parts)
+        for found in _with_markers(_storage(url).list(prefix, deep=deep, folders=not deep)):
             rest = found.url[len(base) :]
-            names = rest.split("/")
-            if not names[-1] or found.url.startswith(self._excluded) or not _matches(parts, names):
+            if not pattern.matches(rest):
                 continue
-            if any(map(is_skipped, rest.encode().split(b"/"))):
-                self.num_skipped += 1
-            else:
+            if found.url.startswith(self._excluded):
+                self._passed_over.outputs += 1
+                continue
+            label = FOLDER_MARKER if found.size == _FOLDER else pattern.passed_over_as(rest)
+            if label is None:
                 yield _found(found)
+            else:
+                self._passed_over.counts[label] += 1
 
     def resolve(self, table: sqlite3.Connection) -> None:
         """Finds what lists name: the rows whose folders have not been listed yet."""
         table.create_function("folder_of", 1, lambda key: key[: key.rfind(b"/") + 1], deterministic=True)
+        table.create_function("bare", 1, bytes.rstrip, deterministic=True)
         table.execute(f"CREATE INDEX pending ON found (key) WHERE reason = '{PENDING}'")
+        self._resolve_names(table)
+        # Blanks behind a name are part of it only where such an object exists.
+        changed = table.execute(
+            "UPDATE found SET name = bare(name), key = bare(key) "
+            f"WHERE reason = '{PENDING}' AND length(bare(key)) <> length(key)"
+        )
+        if changed.rowcount:
+            self._resolve_names(table)
+        self._resolve_patterns(table)
+        table.execute(
+            "UPDATE found SET reason = 'not_found', error = 'no such object, and nothing matches it as a pattern' "
+            f"WHERE reason = '{PENDING}'"
+        )
+
+    def _resolve_names(self, table: sqlite3.Connection) -> None:
+        table.execute("DROP TABLE IF EXISTS folders")
         table.execute(
             "CREATE TEMP TABLE folders AS SELECT folder_of(key) AS folder, min(key) AS first, max(key) AS last "
             f"FROM found WHERE reason = '{PENDING}' GROUP BY folder_of(key)"
@@ -155,11 +209,6 @@ class RemoteLister:
                     f"UPDATE found SET reason = ?, error = ? WHERE reason = '{PENDING}' AND folder_of(key) = ?",
                     [reason, text, folder],
                 )
-        self._resolve_patterns(table)
-        table.execute(
-            "UPDATE found SET reason = 'not_found', error = 'no such object, and nothing matches it as a pattern' "
-            f"WHERE reason = '{PENDING}'"
-        )
 
     def _resolve_folder(self, table: sqlite3.Connection, folder: str, first: str, last: bytes) -> None:
         rows: list[tuple[int, int, bytes]] = []
@@ -175,7 +224,7 @@ class RemoteLister:
     def _resolve_patterns(self, table: sqlite3.Connection) -> None:
         pending = f"SELECT rowid, pattern, name FROM found WHERE reason = '{PENDING}'"
         for rowid, number, name in table.execute(pending).fetchall():
-            if not glob.has_magic(name):
+            if not glob.has_magic(name) and not name.endswith(b"/"):
                 continue
             before = table.execute("SELECT count(*) FROM found").fetchone()
             insert(table, ((number, found) for found in self.expand(name.decode())))
@@ -202,28 +251,121 @@ def _found(found: Object) -> Found:
     return Found(name, name, found.size, found.version)
 
 
+def _has_below(url: str) -> bool:
+    """Whether there are objects below a name, as in a folder."""
+    try:
+        return next(_storage(url).list(f"{url}/", deep=True), None) is not None
+    except ListingError:  # A file system that tells files from folders, and this is a file.
+        return False
+
+
+def _with_markers(listed: Iterator[Object]) -> Iterator[Object]:
+    """Yields a listing in its order; an object that only marks a folder has the size of one.
+
+    Such objects have a name that ends in `/`, or no bytes and other objects below their name. These come later:
+    `raw/sub`, `raw/sub-1`, `raw/sub/x`. So what comes between waits, but never more than a bounded number.
+    """
+    waiting: deque[Object] = deque()
+    for one in listed:
+        if one.size and not waiting and one.url[-1] != "/":
+            yield one
+            continue
+        waiting.append(one)
+        yield from _settled(waiting, is_whole=False)
+    yield from _settled(waiting, is_whole=True)
+
+
+def _settled(waiting: deque[Object], *, is_whole: bool) -> Iterator[Object]:
+    """Yields what need not wait longer; `is_whole` when nothing comes any more."""
+    while waiting:
+        one = waiting[0]
+        if one.url[-1] == "/":
+            one = one._replace(size=_FOLDER)
+        elif one.size == 0:
+            below = f"{one.url}/"
+            if waiting[-1].url < below and not is_whole and len(waiting) < _MAX_WAITING:
+                return
+            later = next((other.url for other in waiting if other.url >= below), None)
+            if later.startswith(below) if later is not None else not is_whole and _has_below(one.url):
+                one = one._replace(size=_FOLDER)
+        waiting.popleft()
+        yield one
+
+
 def _split_pattern(url: str) -> tuple[str, tuple[str, ...]]:
     """Splits into the URL of the folder above the first wildcard, and the parts below; a folder is taken whole."""
     if not glob.has_magic(url):
-        return url.rstrip("/") + "/", ("**",)
+        return url if url.endswith("/") else f"{url}/", ("**",)
     match = SCHEME.match(url)
     assert match is not None
     parts = url[match.end() :].split("/")
     fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     base = url[: match.end()] + "".join(f"{part}/" for part in parts[:fixed])
-    rest = tuple(part for part in parts[fixed:] if part)
-    return base, rest if parts[-1] else (*rest, "**")
+    rest = tuple(parts[fixed:])
+    return base, rest if rest[-1] else (*rest[:-1], "**")
 
 
-def _matches(parts: tuple[str, ...], names: list[str]) -> bool:
-    """Whether the parts of a name match those of a pattern; `**` stands for any folders, at the end for all below."""
+class _Pattern:
+    """Which names the parts of a pattern match, and which of them it passes over."""
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        self._parts = parts
+        self._takes_all = parts == ("**",)
+        self._folder = ""
+        self._folder_is_plain = True
+
+    def matches(self, name: str) -> bool:
+        """Whether a name below the pattern's folder is one of its names."""
+        return self._takes_all or _matches(self._parts, name.split("/"), strict=False)
+
+    def passed_over_as(self, name: str) -> str | None:
+        """Returns the label of the rule that a name of the pattern falls under, None for data."""
+        if self._is_plain(name):
+            return None
+        names = name.split("/")
+        if _matches(self._parts, names, strict=True):
+            return None
+        asked = frozenset[str]().union(*(asked_for(part.encode()) for part in self._parts))
+        for known in (asked, frozenset[str]()):
+            for at, part in enumerate(names, 1):
+                if label := passed_over_as(part.encode(), known, is_folder=at < len(names)):
+                    return label
+        return None
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether no part of a name falls under a rule; names come in order, so folders are looked at once."""
+        at = name.rfind("/") + 1
+        folder, last = name[:at], name[at:].encode()
+        if folder != self._folder:
+            self._folder = folder
+            self._folder_is_plain = all(not part or is_plain(part) for part in folder.encode().split(b"/"))
+        return self._folder_is_plain and (not last or is_plain(last))
+
+
+def _matches(parts: tuple[str, ...], names: list[str], *, strict: bool) -> bool:
+    """Whether the parts of a name match those of a pattern; `**` stands for any folders, at the end for all below.
+
+    When `strict`, none may fall under a rule that the part which it matches does not ask for.
+    """
     if not parts:
         return not names
     if parts[0] != "**":
-        return bool(names) and _regex(parts[0])(names[0]) is not None and _matches(parts[1:], names[1:])
-    if len(parts) == 1:
-        return bool(names)
-    return any(_matches(parts[1:], names[start:]) for start in range(len(names)))
+        return (
+            bool(names)
+            and _regex(parts[0])(names[0]) is not None
+            and (not strict or _is_data(parts[0], names[0], is_folder=len(names) > 1))
+            and _matches(parts[1:], names[1:], strict=strict)
+        )
+    for number, name in enumerate(names, 1):
+        if len(parts) > 1 and _matches(parts[1:], names[number - 1 :], strict=strict):
+            return True
+        if strict and not _is_data("**", name, is_folder=number < len(names)):
+            return False
+    return len(parts) == 1 and bool(names)
+
+
+def _is_data(part: str, name: str, *, is_folder: bool) -> bool:
+    return passed_over_as(name.encode(), asked_for(part.encode()), is_folder=is_folder) is None
 
 
 @functools.cache

@@ -13,10 +13,11 @@ from google.cloud import storage
 import gcs_emulator
 import jobs
 from gcs_emulator import Emulator
-from transforms import gcs, gcs_reader
+from transforms import gcs, gcs_reader, remote_inputs
 from transforms.elements import Input
 from transforms.gcs_reader import BLOCK_BYTES, HEAD_BYTES
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs
+from transforms.remote_inputs import Object
 from transforms.sources import InputChangedError, MachineFaultError, explain_error, look_up, open_input
 
 
@@ -129,6 +130,150 @@ class TestListing:
         with pytest.raises(InputPatternError, match="403"):
             listed(tmp_path, f"gs://{bucket.name}/a/")
         assert emulator.left() == 1
+
+
+class TestNamesOfObjects:
+    """Names are what stands between slashes, nothing too; some only say that there is a folder."""
+
+    SLASHES = ("/top", "//top", "raw", "raw/a", "raw//b", "raw//c", "raw/sub//d", "raw/sub/e", "raw//sub/f", "raw///g")
+
+    @pytest.mark.parametrize(
+        ("pattern", "expected"),
+        [
+            ("raw/", ["raw///g", "raw//b", "raw//c", "raw//sub/f", "raw/a", "raw/sub//d", "raw/sub/e"]),
+            ("raw//", ["raw///g", "raw//b", "raw//c", "raw//sub/f"]),
+            ("raw///", ["raw///g"]),
+            ("raw//*", ["raw//b", "raw//c"]),
+            ("raw/*", ["raw/a"]),
+            ("raw/**", ["raw///g", "raw//b", "raw//c", "raw//sub/f", "raw/a", "raw/sub//d", "raw/sub/e"]),
+            ("raw/*/*", ["raw//b", "raw//c", "raw/sub/e"]),
+            ("raw/*//*", ["raw///g", "raw/sub//d"]),
+            ("raw/**/?", ["raw///g", "raw//b", "raw//c", "raw//sub/f", "raw/a", "raw/sub//d", "raw/sub/e"]),
+            ("raw/**//?", ["raw///g", "raw//b", "raw//c", "raw/sub//d"]),
+            ("*//[bc]", ["raw//b", "raw//c"]),
+            ("raw//b", ["raw//b"]),
+            ("raw//sub", ["raw//sub/f"]),
+            ("/top", ["/top"]),
+            ("/", ["//top", "/top"]),
+            ("*/top", ["/top"]),
+        ],
+    )
+    def test_empty_parts_are_parts(
+        self, bucket: storage.Bucket, tmp_path: Path, pattern: str, expected: list[str]
+    ) -> None:
+        put(bucket, *self.SLASHES)
+        listing, inputs = listed(tmp_path, f"gs://{bucket.name}/{pattern}")
+        assert (names(bucket, inputs), listing.num_skipped) == (expected, 0)
+
+    def test_a_list_names_them_as_they_are(self, bucket: storage.Bucket, tmp_path: Path) -> None:
+        put(bucket, *self.SLASHES)
+        lines = ["raw//b", "raw/b", "raw/a ", "/top", "raw/sub// ", "raw//*"]
+        (tmp_path / "list").write_text("".join(f"gs://{bucket.name}/{line}\r\n" for line in lines))
+        _, inputs = listed(tmp_path, f"@{tmp_path}/list")
+        assert names(bucket, inputs) == ["raw//b", "raw/b", "raw/a", "/top", "raw/sub//d", "raw//c"]
+        assert [one.name[-5:] for one in inputs if one.error is not None] == ["raw/b"]
+
+    def test_a_blank_behind_a_name_is_part_of_it_where_there_is_such_an_object(
+        self, bucket: storage.Bucket, tmp_path: Path
+    ) -> None:
+        put(bucket, "a", "a ", "b")
+        (tmp_path / "list").write_text("".join(f"gs://{bucket.name}/{line}\n" for line in ("a ", "b ", "c ")))
+        _, inputs = listed(tmp_path, f"@{tmp_path}/list")
+        assert names(bucket, inputs) == ["a ", "b", "c"]
+        assert [one.error is None for one in inputs] == [True, True, False]
+
+    MARKERS = ("raw/", "raw/sub", "raw/sub/", "raw/deep_$folder$", "raw/sub/x/")
+    DATA = ("raw/1", "raw/sub-1", "raw/sub.1", "raw/sub/2", "raw/sub/x/3", "raw/tail")
+
+    @pytest.mark.parametrize(
+        ("pattern", "expected", "num_skipped"),
+        [
+            ("raw/", ["raw/1", "raw/empty", "raw/sub-1", "raw/sub.1", "raw/sub/2", "raw/sub/x/3", "raw/tail"], 5),
+            ("raw", ["raw/1", "raw/empty", "raw/sub-1", "raw/sub.1", "raw/sub/2", "raw/sub/x/3", "raw/tail"], 5),
+            ("raw/*", ["raw/1", "raw/empty", "raw/sub-1", "raw/sub.1", "raw/tail"], 3),
+            ("raw/sub*", ["raw/sub-1", "raw/sub.1"], 1),
+            ("raw/sub/*", ["raw/sub/2"], 1),
+            ("raw/*/*", ["raw/sub/2"], 1),
+            ("raw/sub", ["raw/sub/2", "raw/sub/x/3"], 3),
+            ("raw/empty", ["raw/empty"], 0),
+        ],
+    )
+    def test_markers_of_folders_are_passed_over_and_counted(
+        self, bucket: storage.Bucket, tmp_path: Path, pattern: str, expected: list[str], num_skipped: int
+    ) -> None:
+        put(bucket, *self.DATA)
+        for name in (*self.MARKERS, "raw/empty"):
+            bucket.blob(name).upload_from_string(b"")
+        listing, inputs = listed(tmp_path, f"gs://{bucket.name}/{pattern}")
+        assert (names(bucket, inputs), listing.num_skipped) == (expected, num_skipped)
+
+    def test_a_marker_in_a_list_is_a_name(self, bucket: storage.Bucket, tmp_path: Path) -> None:
+        put(bucket, "raw/sub/x")
+        bucket.blob("raw/sub").upload_from_string(b"")
+        (tmp_path / "list").write_text(f"gs://{bucket.name}/raw/sub\n")
+        assert names(bucket, listed(tmp_path, f"@{tmp_path}/list")[1]) == ["raw/sub"]
+
+    def test_leftovers_are_passed_over_and_may_be_asked_for(self, bucket: storage.Bucket, tmp_path: Path) -> None:
+        put(bucket, "r/a", "r/a_.gstmp", "r/a.part", "r/beam-temp-a-1/x/a", "r/_final/b", "r/_final/_x", "r/c.idx")
+        put(
+            bucket,
+            "gsutil/tmp/parallel_composite_uploads/for_details_see/gsutil_help_cp/ab",
+            "r/1.0.incompleteAB12CD/a",
+        )
+        url = f"gs://{bucket.name}"
+        listing, inputs = listed(tmp_path, f"{url}/**")
+        assert names(bucket, inputs) == ["r/a"]
+        assert listing.num_skipped == 8
+        assert listing.notes == (
+            "passed over by their names: 2 _*, 1 *.gstmp, 1 *.idx, 1 *.incomplete*, 1 *.part and 2 kinds more",
+        )
+        for pattern, expected in (
+            ("r/*.part", ["r/a.part"]),
+            ("r/_final/*", ["r/_final/b"]),
+            ("*/_final/*", ["r/_final/b"]),
+            ("**/_final/**", ["r/_final/b"]),
+            ("r/beam-temp-*/**", ["r/beam-temp-a-1/x/a"]),
+        ):
+            assert names(bucket, listed(tmp_path, f"{url}/{pattern}")[1]) == expected
+        with pytest.raises(InputPatternError, match=r"passed over.*1 \*\.idx"):
+            listed(tmp_path, f"{url}/r/c*")
+
+    def test_an_input_that_is_the_output_is_said_to_be(self, bucket: storage.Bucket, tmp_path: Path) -> None:
+        put(bucket, "raw/a", "raw/out/x", "raw/out/_gristmill/y")
+        url = f"gs://{bucket.name}/raw"
+        for pattern in ("out", "out/*", "out/_gristmill/*"):
+            with pytest.raises(InputPatternError, match="lies in the output folder"):
+                listed(tmp_path, f"{url}/{pattern}", output=f"{url}/out")
+        for output in ("out", "not-there-yet"):
+            listing, _ = listed(tmp_path, f"{url}/", output=f"{url}/{output}")
+            assert "output folder lies inside the input" in listing.notes[-1]
+        assert listed(tmp_path, f"{url}/*", output=f"{url}/out")[0].notes == ()
+
+
+class TestManyThatWait:
+    """Objects without bytes, of which only what comes later tells whether they mark a folder."""
+
+    def test_requests_are_bounded_and_nothing_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+
+        def is_below(url: str) -> bool:
+            asked.append(url)
+            return url.endswith("marker")
+
+        monkeypatch.setattr(remote_inputs, "_has_below", is_below)
+        found = [Object("gs://b/marker", 0, 1), *(Object(f"gs://b/marker-{n:05d}", n, 1) for n in range(5_000))]
+        found += [Object("gs://b/marker/x", 7, 1), *(Object(f"gs://b/empty-{n:05d}", 0, 1) for n in range(5_000))]
+        found.sort()
+        marked = list(remote_inputs._with_markers(iter(found)))
+        assert [one.url for one in marked] == [one.url for one in found]
+        assert [one.url for one in marked if one.size < 0] == ["gs://b/marker"]
+        assert len(asked) == 1
+
+    def test_names_within_names_each_wait_for_their_own(self) -> None:
+        urls = ["a", "a!", "a!!", "a!!/x", "a!-", "a!/x", "a!0", "a/x", "b", "b!", "c/"]
+        found = [Object(f"gs://b/{url}", int(url.endswith("x")), 1) for url in urls]
+        marked = [one.url.removeprefix("gs://b/") for one in remote_inputs._with_markers(iter(found)) if one.size < 0]
+        assert marked == ["a", "a!", "a!!", "c/"]
 
 
 def open_new(bucket: storage.Bucket, data: bytes, **fields: str) -> gcs_reader.ObjectReader:

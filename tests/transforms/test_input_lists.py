@@ -104,6 +104,100 @@ class TestLists:
             listed("@list")
 
 
+NAMES = ["a.rec", "b c.rec", "d/ü-山.rec"]
+
+
+class TestListsOfOtherSystems:
+    """What editors, spreadsheets and shells make of a list."""
+
+    @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+    @pytest.mark.parametrize("ends_with", [True, False])
+    @pytest.mark.parametrize(
+        "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "bom utf-16-be"]
+    )
+    def test_encodings_and_line_ends_are_taken(self, corpus: Path, encoding: str, end: str, ends_with: bool) -> None:
+        write(corpus, *NAMES)
+        text = end.join(NAMES) + (end if ends_with else "")
+        *mark, codec = encoding.split()
+        Path("list").write_bytes((b"\xfe\xff" if mark else b"") + text.encode(codec))
+        assert names_of("@list") == NAMES
+
+    def test_a_long_list_in_utf_16_is_read_in_pieces(self, corpus: Path) -> None:
+        write(corpus, "山.rec")
+        Path("list").write_bytes(
+            "\n".join(["山.rec", *(f"missing-{number}" for number in range(40_000))]).encode("utf-16")
+        )
+        listing, inputs = listed("@list")
+        assert (listing.num_inputs, inputs[0].error) == (40_001, None)
+
+    @pytest.mark.parametrize(
+        "line", ["a.rec ", "a.rec\t", "  a.rec", "'a.rec'", '"a.rec"', "\ufeffa.rec", '\ufeff "a.rec" ']
+    )
+    def test_what_stands_around_a_name_is_taken_off(self, corpus: Path, line: str) -> None:
+        write(corpus, "a.rec")
+        Path("list").write_text(f"{line}\n")
+        assert errors_of("@list") == {"a.rec": None}
+
+    @pytest.mark.parametrize("name", ["a.rec ", " a.rec", "'a.rec'", '"a.rec"', "#a.rec", "# a", "\ufeffa.rec", "~"])
+    def test_and_is_part_of_it_where_such_a_file_exists(self, corpus: Path, name: str) -> None:
+        write(corpus, "a.rec", name)
+        Path("list").write_text(f"{name}\na.rec\n")
+        assert names_of("@list") == [name, "a.rec"]
+
+    def test_quotes_that_a_spreadsheet_doubled(self, corpus: Path) -> None:
+        write(corpus, 'the "a".rec')
+        Path("list").write_text('"the ""a"".rec"\n')
+        assert names_of("@list") == ['the "a".rec']
+
+    def test_comments_and_blank_lines_are_no_names(self, corpus: Path) -> None:
+        write(corpus, "a.rec", "b.rec")
+        Path("list").write_text("# both of *.rec\n\n#b.rec\n  \na.rec\n  # more\n#\n")
+        assert errors_of("@list") == {"a.rec": None}
+
+    def test_a_list_of_zeros_between_has_no_comments(self, corpus: Path) -> None:
+        write(corpus, "a.rec")
+        Path("list").write_bytes(b"#gone.rec\0a.rec\0")
+        assert errors_of("@list") == {"#gone.rec": "not_found", "a.rec": None}
+
+    def test_names_of_odd_lengths_between_zeros_are_not_utf_16(self, corpus: Path) -> None:
+        write(corpus, "abc", "d\n", "efghi")
+        Path("list").write_bytes(b"abc\0d\n\0efghi\0")
+        assert names_of("@list") == ["abc", "d\n", "efghi"]
+
+    def test_patterns_and_folders_with_blanks_behind(self, corpus: Path) -> None:
+        write(corpus, "p/a.rec", "d/b.rec")
+        Path("list").write_text("p/*.rec  \nd/ \n*.nothing \n")
+        assert errors_of("@list") == {"p/a.rec": None, "d/b.rec": None, "*.nothing": "not_found"}
+
+    def test_home_folders(self, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(corpus, "home/a.rec", "~/b.rec")
+        monkeypatch.setenv("HOME", str(corpus / "home"))
+        Path("list").write_text("~/a.rec\n~/b.rec\n")
+        assert errors_of("@list") == {"home/a.rec": None, "~/b.rec": None}
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            ("a.rec".encode("utf-16-le"), "may be UTF-16"),
+            (b"\xff\xfea\0\n\0\0\xd8\n\0", "not UTF-16"),
+            ("a.rec\n".encode("utf-16")[:-1], "not UTF-16"),
+            (b"a.rec\n" + b"x" * 100_000, "no list of names"),
+            (b"a.rec\n" + b"x" * 5_000_000, "no list of names"),
+            (("a.rec\n" + "x" * 100_000).encode("utf-16"), "no list of names"),
+        ],
+        ids=["no mark, no line end", "half a pair", "cut", "long line", "very long line", "long line in UTF-16"],
+    )
+    def test_what_cannot_be_told_is_refused_before_any_work(self, corpus: Path, data: bytes, why: str) -> None:
+        write(corpus, "a.rec")
+        Path("list").write_bytes(data)
+        with pytest.raises(InputPatternError, match=f"@list: .*{why}"):
+            listed("@list")
+
+    def test_a_list_in_a_bucket_is_refused_with_the_way_out(self, corpus: Path) -> None:
+        with pytest.raises(InputPatternError, match="copy it here"):
+            listed("@gs://bucket/list")
+
+
 PROGRAM = """
     import resource, sys, time
     from transforms.inputs import list_inputs

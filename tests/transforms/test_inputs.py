@@ -269,6 +269,21 @@ SKIPPED = [
     ".git/objects/x.rec",
     "__MACOSX/a.rec",
     "deep/_logs/x/y.rec",
+    "b.rec.incompleteAB12CD",
+    "1.0.0.incompleteAB12CD/b.rec",
+    "beam-temp-b-5f1d3c0a9b8e11ee8c990242ac120002/x/b.rec",
+    "b.rec_.gstmp",
+    "b.rec.part",
+    "b.rec.partial",
+    "b.rec.filepart",
+    "b.rec._COPYING_",
+    ".b.rec.Xy12Zq",
+    "b.rec.crc",
+    "b.rec.md5",
+    "b.rec.idx",
+    "b.rec.index",
+    "#b.rec#",
+    "raw_$folder$",
 ]
 
 
@@ -289,6 +304,65 @@ class TestSkipped:
         write(corpus, *SKIPPED)
         Path("list").write_text(name)
         assert names_of(name) == names_of("@list") == [name]
+
+    @pytest.mark.parametrize(
+        ("pattern", "expected"),
+        [
+            ("*/_final/*", ["run1/_final/a", "run2/_final/a"]),
+            ("**/_final/*", ["run1/_final/a", "run2/_final/a"]),
+            (".hid*/*", [".hidden/a"]),
+            ("_loose-*", ["_loose-0"]),
+            ("*.part", ["a.part"]),
+            ("**/*.part", ["a.part", "run1/b.part"]),
+            ("beam-temp-*/*", ["beam-temp-x/a"]),
+            ("run1/**", []),
+            ("*", []),
+            ("*/*", []),
+            ("?final/*", []),
+        ],
+    )
+    def test_part_of_a_pattern_that_spells_it_out_asks_for_it(
+        self, corpus: Path, pattern: str, expected: list[str]
+    ) -> None:
+        write(corpus, "run1/_final/a", "run1/_final/.a", "run2/_final/a", "run1/b.part", "run1/_SUCCESS")
+        write(corpus, ".hidden/a", ".hidden/b.tmp", "_loose-0", "_loose-1~", "a.part", "beam-temp-x/a", "_final/x~")
+        if expected:
+            assert names_of(pattern) == expected
+        else:
+            with pytest.raises(InputPatternError, match="passed over"):
+                listed(pattern)
+
+    def test_kinds_that_were_passed_over_are_noted(self, corpus: Path) -> None:
+        write(corpus, "in/a", "in/_SUCCESS", "in/_logs/x", "in/b.part", "other/c.part")
+        listing, _ = listed("in")
+        assert listing.notes == ("passed over by their names: 2 _*, 1 *.part",)
+        assert listed("in/a")[0].notes == ()
+
+    def test_input_of_such_names_alone_is_refused_with_the_way_out(self, corpus: Path) -> None:
+        write(corpus, "in/a.part", "in/b.part", "x.tmp")
+        with pytest.raises(InputPatternError, match=r"input 'in' offers only files.*2 \*\.part.*spells this out"):
+            listed("x.tmp", "in")
+        assert names_of("in/*.part") == ["in/a.part", "in/b.part"]
+
+    @pytest.mark.parametrize("argument", ["out", "out/*", "out/**/*.rec", "out/_gristmill/*", "out/_gristmill/shards"])
+    def test_input_that_is_the_output_is_said_to_be(self, corpus: Path, argument: str) -> None:
+        write(corpus, "a.rec", "out/corpus.rec", "out/_gristmill/shards/00000.json")
+        with pytest.raises(InputPatternError, match=r"'out.*lies in the output folder, whose files are never inputs"):
+            listed("a.rec", argument, excluded="out")
+
+    def test_output_below_the_input_is_noted_though_it_may_not_be_there_yet(self, corpus: Path) -> None:
+        write(corpus, "in/a.rec", "in/sub/b.rec")
+        for argument in ("in", ".", "in/**", "**/*.rec"):
+            listing, _ = listed(argument, excluded="in/out")
+            assert listing.notes == ("the output folder lies inside the input; what is in it is passed over",)
+        write(corpus, "in/out/_gristmill/x.rec", "in/out/a.rec")
+        assert names_of("in/*/*.rec", excluded="in/out") == ["in/sub/b.rec"]
+        assert "inside the input" in listed("in/*/*.rec", excluded="in/out")[0].notes[0]
+        assert listed("in/*.rec", "in/sub", excluded="in/out")[0].notes == ()
+
+    def test_folder_below_the_output_that_is_named_is_an_input(self, corpus: Path) -> None:
+        write(corpus, "data/raw/a.rec", "data/corpus.rec")
+        assert names_of("data/raw", excluded="data") == names_of("data/raw/*", excluded="data") == ["data/raw/a.rec"]
 
     def test_output_folder_is_never_an_input(self, corpus: Path) -> None:
         write(corpus, "a.rec", "out/corpus.rec", "out/_gristmill/x.rec", "outer/b.rec")
