@@ -45,7 +45,7 @@ _places: dict[tuple[int, int], _Place] = {}
 
 
 def format_frames(error: BaseException, max_chars: int) -> str:
-    """Returns the frames of an exception, after those of what it was raised from, and before those of a group's members.
+    """Returns the frames of an exception, between those of what it was raised from and of the members of a group.
 
     Args:
         error: The exception.
@@ -112,7 +112,11 @@ def _own_frames(error: BaseException) -> str:
 
 
 def _joined(nodes: list[TracebackType]) -> str:
-    places = [_place(node) for node in nodes]
+    places = []
+    for node in nodes:
+        code = node.tb_frame.f_code
+        place = _places.get((id(code), node.tb_lasti))
+        places.append(place if place is not None and place[0]() is code else _new_place(node, code))
     return "".join([shown for _, shown, _ in places]) or "".join([inside for _, _, inside in places])
 
 
@@ -124,13 +128,8 @@ def _source_line(error: SyntaxError) -> str:
     return f'  File "{str(error.filename)[:_MAX_TITLE_CHARS]}", line {error.lineno}\n    {text}\n'
 
 
-def _place(node: TracebackType) -> _Place:
-    """Returns the place of a frame; the instruction tells it, since a line may hold several calls."""
-    code = node.tb_frame.f_code
-    key = id(code), node.tb_lasti
-    known = _places.get(key)
-    if known is not None and known[0]() is code:
-        return known
+def _new_place(node: TracebackType, code: CodeType) -> _Place:
+    """Puts the place of a frame into text; the instruction tells it, since a line may hold several calls."""
     text = "".join(traceback.format_tb(node, 1))
     if len(text) > _MAX_PLACE_CHARS:
         text = f"{text[:_MAX_PLACE_CHARS]}...\n"
@@ -139,7 +138,7 @@ def _place(node: TracebackType) -> _Place:
     place = weakref.ref(code), text if is_shown else "", text if is_python else ""
     if len(_places) >= _MAX_PLACES:
         _places.clear()
-    _places[key] = place
+    _places[id(code), node.tb_lasti] = place
     return place
 
 
