@@ -16,6 +16,12 @@ from transforms.tracebacks import format_frames
 MAX_ERROR_CHARS = 2_000
 MAX_REASON_CHARS = 100
 MAX_TRACEBACK_CHARS = 8_000
+MAX_REASONS = 1_000
+"""Reasons that a shard and a job count by themselves: more than anybody reads, in 100 KB of a ledger or report."""
+
+OTHER_REASONS = "other_reasons"
+"""What all others are counted under."""
+
 _MAX_NOTES = 10
 _UNPRINTABLE = "(the exception's text cannot be printed)"
 
