@@ -8,13 +8,14 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from pipelines.config import JobConfig
 from pipelines.plan_job import PlannedJob, digest
 from transforms.ahead import map_ahead
 from transforms.budget import Budget
+from transforms.dead_letters import MAX_REASONS
 from transforms.elements import DeadLetter, Input, JobSpec, ShardTask, name_from_fields
 from transforms.generations import generation_name, name_generation
 from transforms.inputs import read_inputs
@@ -22,13 +23,14 @@ from transforms.letters import LETTERS_NAME, LettersFile, Selection, read_lines,
 from transforms.new_inputs import name_table
 from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS
 from transforms.plan_file import write_plan
+from transforms.reasons import BEFORE_NAME, ReasonCounts
 from transforms.replaced import final_letters
 from transforms.report import committed_shards, spec_to_header, versions
 from transforms.reread import UNKNOWN_SIZE, Listed, is_unreadable, listed_line, needs_source
 from transforms.state import open_inputs
 from transforms.steps.load import source_digest
 from transforms.store import Store
-from transforms.whole import BEFORE_NAME, Generation, books_before, dead_sources, new_outcome, replayed_sources
+from transforms.whole import Generation, books_before, dead_sources, new_outcome, replayed_sources
 
 _NO_TAIL = 1 << 62
 
@@ -39,7 +41,7 @@ class PlannedReplay:
 
     Attributes:
         job: The plan.
-        reasons: All dead letters that there are, by (reason, step).
+        reasons: All dead letters that there are, by (reason, step), of the first pairs of these.
     """
 
     job: PlannedJob
@@ -63,17 +65,18 @@ def plan_replay(
     """
     paths = {name: os.path.join(scratch, f"replay-{name}") for name in ("inputs", "plan", "letters", "before")}
     generation = generation_name(len(made))
+    limits = config.dead_letters
+    budget = Budget(limits.max_fraction, limits.max_count, dict(limits.max_count_by_reason))
+    before = books_before(store, budget)
     with name_table() as known, open(paths["inputs"], "wb") as out:
         _fill_known(known, made)
-        walk = _Walk(selection, out, known)
+        walk = _Walk(selection, out, known, json.loads(before)["dead_by_reason"])
         for one in made:
             if one.spec.replay is None:
                 walk.generation(store, one)
     write_letters_files(paths["letters"], walk.files)
     with open(paths["before"], "wb") as file:
-        limits = config.dead_letters
-        budget = Budget(limits.max_fraction, limits.max_count, dict(limits.max_count_by_reason))
-        file.write(books_before(store, budget))
+        file.write(before)
     spec = _spec(made[0].spec, config, selection, generation)
     fingerprint = _fingerprint(made[0], config, selection, generation, walk)
     spec = dataclasses.replace(spec, plan_id=digest(fingerprint), num_shards=len(walk.tasks))
@@ -130,13 +133,13 @@ class _Walk:
     Attributes:
         tasks: The planned shards.
         files: Their dead-letter files.
-        reasons: All letters by (reason, step).
+        reasons: All letters by (reason, step), of the first pairs of these.
         records: Letters that are taken.
         num_bytes: Their bytes.
-        taken: Those by reason.
+        taken: Those by reason, of the reasons in the table from which they are going to be taken off.
     """
 
-    def __init__(self, selection: Selection, out: Any, known: sqlite3.Connection) -> None:
+    def __init__(self, selection: Selection, out: Any, known: sqlite3.Connection, table: Iterable[str]) -> None:
         self._selection = selection
         self._out = out
         self._known = known
@@ -150,7 +153,7 @@ class _Walk:
         self.tasks: list[ShardTask] = []
         self.files: list[LettersFile] = []
         self.reasons: Counter[tuple[str, str]] = Counter()
-        self.taken: Counter[str] = Counter()
+        self.taken = ReasonCounts(table, limit=0)
         self.records = 0
         self.num_bytes = 0
         self.num_sources = 0
@@ -212,7 +215,8 @@ class _Walk:
 
     def _enter(self, letter: DeadLetter, *, taken: bool) -> None:
         """Counts a letter to its source; a source of which none is taken gets no line."""
-        self.reasons[letter.reason, letter.step] += 1
+        if (letter.reason, letter.step) in self.reasons or len(self.reasons) < MAX_REASONS:
+            self.reasons[letter.reason, letter.step] += 1
         if self._open is not None and self._open.source.name != letter.source:
             self._close()
         if self._open is None:
@@ -260,7 +264,7 @@ class _Walk:
     def _count(self, letter: DeadLetter) -> None:
         self.records += 1
         self.num_bytes += letter.length
-        self.taken[letter.reason] += 1
+        self.taken.add(letter.reason)
 
 
 def _spec(base: JobSpec, config: JobConfig, selection: Selection, generation: str) -> JobSpec:
@@ -303,7 +307,11 @@ def _fingerprint(
 
 
 def _header(spec: JobSpec, fingerprint: dict[str, Any], walk: _Walk) -> dict[str, Any]:
-    consumed = {"records": walk.records, "bytes": walk.num_bytes, "by_reason": dict(sorted(walk.taken.items()))}
+    consumed = {
+        "records": walk.records,
+        "bytes": walk.num_bytes,
+        "by_reason": dict(sorted(walk.taken.to_fields().items())),
+    }
     return {
         "plan_id": spec.plan_id,
         "num_shards": spec.num_shards,

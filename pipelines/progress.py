@@ -7,13 +7,13 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from transforms.ahead import map_ahead
 from transforms.budget import Budget, RunningTotals, call_off
 from transforms.elements import JobSpec
 from transforms.ledger import LEDGERS, Ledger
+from transforms.reasons import ReasonCounts, dead_by_reason, named_reasons
 from transforms.store import OutputError, Store
 
 _LOGGER = logging.getLogger("gristmill")
@@ -31,10 +31,6 @@ class JobWatch:
         store: The output directory, as the job's generation sees it.
         spec: The job.
         may_call_off: Whether it is ours to call the job off.
-
-    Attributes:
-        dropped_by_reason: Dropped records by reason.
-        dead_by_reason: Dead letters by reason.
     """
 
     def __init__(self, store: Store, spec: JobSpec, *, may_call_off: bool = True) -> None:
@@ -44,8 +40,9 @@ class JobWatch:
         self._running = RunningTotals(Budget.of(spec))
         self._is_off = not may_call_off
         self._commits: list[tuple[float, dict[str, int]]] = []
-        self.dropped_by_reason: Counter[str] = Counter()
-        self.dead_by_reason: Counter[str] = Counter()
+        self._named = named_reasons(store, spec)
+        self._dropped = ReasonCounts()
+        self._dead = ReasonCounts(self._named)
 
     @property
     def num_committed(self) -> int:
@@ -66,9 +63,10 @@ class JobWatch:
             if not self._spec.accepts(ledger.plan_id):
                 return
             self._seen.add(name)
-            broken = self._running.add(ledger.books(), ledger.dead_by_reason)
-            self.dropped_by_reason.update(ledger.dropped_by_reason)
-            self.dead_by_reason.update(ledger.dead_by_reason)
+            dead = dead_by_reason(self._store, self._spec, ledger, self._named)
+            broken = self._running.add(ledger.books(), dead)
+            self._dropped.update(ledger.dropped_by_reason)
+            self._dead.update(dead)
             self._commits.append((ledger.committed_at, ledger.books()))
             if broken is not None and not self._is_off:
                 self._is_off = True
@@ -79,6 +77,16 @@ class JobWatch:
     def totals(self) -> dict[str, int]:
         """The books of all committed shards, added up."""
         return self._running.totals
+
+    @property
+    def dropped_by_reason(self) -> dict[str, int]:
+        """Dropped records by reason."""
+        return self._dropped.to_fields()
+
+    @property
+    def dead_by_reason(self) -> dict[str, int]:
+        """Dead letters by reason."""
+        return self._dead.to_fields()
 
     def speed(self, since: float | None = None) -> dict[str, float] | None:
         """Returns shards, records and bytes read a second, in the ten minutes up to the last commit.

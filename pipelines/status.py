@@ -65,8 +65,8 @@ def job_status(store: Store) -> dict[str, Any]:
         "planned_shards": job.spec.num_shards,
         "committed_shards": watch.num_committed,
         **{name: totals.get(name, 0) for name in (*COUNTS, *BYTES)},
-        "dead_by_reason": dict(watch.dead_by_reason),
-        "dropped_by_reason": dict(watch.dropped_by_reason),
+        "dead_by_reason": watch.dead_by_reason,
+        "dropped_by_reason": watch.dropped_by_reason,
         "per_sec": speed,
         "secs_left": left / speed["shards"] if speed is not None and left else None,
     }

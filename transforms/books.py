@@ -131,7 +131,7 @@ class JobBooks:
         totals: Sums by name.
         apart: Shards whose first range does not begin where the range before it ended, with the boundary at
             which it should begin.
-        dead_by_reason: Dead letters by reason.
+        dead_by_reason: Dead letters by reason, of those reasons that the budget names.
     """
 
     totals: dict[str, int]

@@ -128,7 +128,8 @@ class RunningTotals:
     def add(self, books: dict[str, int], dead_by_reason: dict[str, int]) -> str | None:
         """Adds a shard; returns how the budget is broken, None while it is not."""
         self._totals.update(books)
-        self._dead.update(dead_by_reason)
+        for reason in self._budget.max_count_by_reason:
+            self._dead[reason] += dead_by_reason.get(reason, 0)
         return self._budget.broken_early(self._totals, self._dead)
 
     def add_info(self, info: ShardInfo) -> str | None:

@@ -7,14 +7,23 @@ surrogate pair. It never holds the record itself.
 from __future__ import annotations
 
 import dataclasses
-import traceback
+from collections.abc import Callable
 from typing import Any
 
 from transforms.elements import DeadLetter, name_fields, name_from_fields, printable, to_json
+from transforms.tracebacks import format_frames
 
 MAX_ERROR_CHARS = 2_000
 MAX_REASON_CHARS = 100
 MAX_TRACEBACK_CHARS = 8_000
+MAX_REASONS = 1_000
+"""Reasons that a shard and a job count by themselves: more than anybody reads, in 100 KB of a ledger or report."""
+
+OTHER_REASONS = "other_reasons"
+"""What all others are counted under."""
+
+_MAX_NOTES = 10
+_UNPRINTABLE = "(the exception's text cannot be printed)"
 
 
 class BadRecordError(ValueError):
@@ -55,7 +64,9 @@ class Failure:
 
 def safe_text(text: str, max_chars: int) -> str:
     """Returns text that is valid UTF-8 and at most `max_chars` long."""
-    clipped = text[:max_chars]
+    clipped = str.__getitem__(text, slice(max_chars))  # A subclass may do anything when it is cut.
+    if clipped.isascii():
+        return clipped
     return clipped.encode("utf-8", "backslashreplace").decode("utf-8")[:max_chars]
 
 
@@ -69,20 +80,36 @@ def reason_code(reason: object) -> str:
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
-    """Returns (class name, message, frames) of any exception, also of one whose `__str__` raises."""
-    try:
-        message = str(error)
-    except BaseException:
-        message = "(the exception's text cannot be printed)"
-    try:
-        frames = "".join(traceback.format_tb(error.__traceback__))
-    except BaseException:
-        frames = ""
+    """Returns (class name, message, frames) of any exception, also of one whose `__str__` raises.
+
+    Raises:
+        JobInterrupted: Somebody stops the job meanwhile.
+    """
     return (
-        type(error).__qualname__,
-        safe_text(message, MAX_ERROR_CHARS),
-        safe_text(frames[-MAX_TRACEBACK_CHARS:], MAX_TRACEBACK_CHARS),
+        _described(lambda: safe_text(type(error).__qualname__, MAX_ERROR_CHARS), "Exception"),
+        _described(lambda: _message(error), _UNPRINTABLE),
+        _described(lambda: safe_text(format_frames(error, MAX_TRACEBACK_CHARS), MAX_TRACEBACK_CHARS), ""),
     )
+
+
+def _described(describe: Callable[[], str], otherwise: str) -> str:
+    """Returns a text that code of the exception has a hand in, whatever that code does."""
+    try:
+        return describe()
+    except JobInterrupted:
+        raise
+    except BaseException:
+        return otherwise
+
+
+def _message(error: BaseException) -> str:
+    """Returns the text of an exception, and the notes that were added to it."""
+    message = safe_text(str(error), MAX_ERROR_CHARS)
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list):
+        return message
+    texts = [safe_text(note, MAX_ERROR_CHARS) for note in notes[:_MAX_NOTES] if isinstance(note, str)]
+    return "\n".join([message, *texts])[:MAX_ERROR_CHARS]
 
 
 def to_failure(error: BaseException, step: str) -> Failure:
@@ -99,7 +126,17 @@ def to_failure(error: BaseException, step: str) -> Failure:
 
 def from_failure(failure: Failure, source: str, position: int, payload: bytes) -> DeadLetter:
     """Returns the dead letter of a source record that a step failed on."""
-    return DeadLetter(source, position, len(payload), **dataclasses.asdict(failure), payload=payload)
+    return DeadLetter(
+        source,
+        position,
+        len(payload),
+        failure.step,
+        failure.reason,
+        failure.error_type,
+        failure.error,
+        failure.traceback,
+        payload,
+    )
 
 
 def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: int) -> bytes:

@@ -313,7 +313,7 @@ class ShardInfo:
         books: Totals by name, see `transforms.books`.
         first: Edge at the shard's start, None when it starts with a fresh input.
         last: Edge at the shard's end.
-        dead_by_reason: Dead letters by reason.
+        dead_by_reason: Dead letters by reason, of those reasons that the budget names.
         not_run: Whether the job was called off before the shard was done; then there are no books.
     """
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
 from transforms.elements import JobSpec, ShardInfo, ShardTask
 from transforms.generations import find_letters
-from transforms.store import OutputError, Store, Version
+from transforms.store import Store, Version
 
 ATTEMPTS = "_gristmill/attempts/"
 LEDGERS = "_gristmill/shards/"
@@ -82,10 +82,15 @@ class Ledger:
         books["bytes_written"] = sum(part.size for part in self.parts)
         return books
 
-    def to_info(self, task: ShardTask) -> ShardInfo:
-        """Returns what leaves the worker."""
+    def to_info(self, task: ShardTask, named: Mapping[str, int] | None = None) -> ShardInfo:
+        """Returns what leaves the worker.
+
+        Args:
+            task: The planned shard.
+            named: Dead letters by those reasons that the budget names; all others are a matter of the report.
+        """
         first, last = edges_of(list(self.rows))
-        return ShardInfo(task, len(self.parts), self.books(), first, last, self.dead_by_reason)
+        return ShardInfo(task, len(self.parts), self.books(), first, last, dict(named or {}))
 
     def to_json(self) -> bytes:
         """Returns the entry as it is stored."""
@@ -207,18 +212,6 @@ def _files_exist(store: Store, spec: JobSpec, ledger: Ledger, size_of: SizeOf) -
         file not in ledger.parts and size_of(find_letters(store, spec.generation, names[file.name])) == file.size
         for file in moved
     )
-
-
-def committed_info(store: Store, spec: JobSpec, task: ShardTask) -> ShardInfo:
-    """Returns what a shard that was found committed gave.
-
-    Raises:
-        OutputError: Its files have vanished since.
-    """
-    found = find_ledger(store, spec, task.shard)
-    if found is None or found.ledger is None:
-        raise OutputError(f"the files of shard {task.shard} vanished while the job ran; run it again")
-    return found.ledger.to_info(task)
 
 
 def read_published(store: Store, spec: JobSpec, shard: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from transforms.books import add_up
 from transforms.elements import JobSpec, ShardInfo, ShardTask
-from transforms.ledger import committed_info
+from transforms.reasons import committed_info, named_reasons
 from transforms.shard_reader import read_shard
 from transforms.shard_writer import ShardWriter
 from transforms.steps.job_chain import Chain
@@ -42,7 +42,7 @@ def repeat_shard(store: Store, spec: JobSpec, chain: Chain, task: ShardTask) -> 
     try:
         for batch in read_shard(store, spec, task):
             if batch.committed:
-                return committed_info(store, spec, task)
+                return committed_info(store, spec, task, named_reasons(store, spec))
             if batch.not_run:
                 writer.abandon()
                 return ShardInfo(task, 0, {}, not_run=True)

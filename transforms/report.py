@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from transforms.ahead import map_ahead
@@ -17,6 +17,7 @@ from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
 from transforms.inputs import read_inputs
 from transforms.ledger import Ledger, ledger_name, read_entry, read_published
 from transforms.plan_file import read_tasks
+from transforms.reasons import ReasonCounts, dead_by_reason, named_reasons
 from transforms.state import open_inputs, open_plan, plan_header, read_config
 from transforms.store import Store
 
@@ -104,20 +105,20 @@ def _read_entries(
 class _Tally:
     """Adds up what the totals do not show."""
 
+    dead: ReasonCounts
+    dropped: ReasonCounts = dataclasses.field(default_factory=ReasonCounts)
     num_committed: int = 0
     plans: Counter[str] = dataclasses.field(default_factory=Counter)
-    dropped: Counter[str] = dataclasses.field(default_factory=Counter)
-    dead: Counter[str] = dataclasses.field(default_factory=Counter)
     shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     lossy: list[SourceRow] = dataclasses.field(default_factory=list)
     num_lossy: int = 0
     _shared: SourceRow | None = None  # A file that several shards share, until its last row is in.
 
-    def add(self, ledger: Ledger, names: dict[str, str]) -> None:
+    def add(self, ledger: Ledger, names: dict[str, str], dead: dict[str, int]) -> None:
         self.num_committed += 1
         self.plans[ledger.plan_id] += 1
         self.dropped.update(ledger.dropped_by_reason)
-        self.dead.update(ledger.dead_by_reason)
+        self.dead.update(dead)
         for part in ledger.parts:
             if part.name in names:
                 shard = {"name": names[part.name], "records": part.records, "bytes": part.size, "crc32c": part.crc32c}
@@ -150,22 +151,27 @@ class _Tally:
                 self.lossy.append(row)
 
 
-def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[str, Any]:
+def build_report(
+    store: Store, spec: JobSpec, header: dict[str, Any], named: Collection[str] = frozenset()
+) -> dict[str, Any]:
     """Returns the report of a job from its ledgers.
 
     Args:
         store: The output directory.
         spec: The job; its budget decides the status.
         header: Header of the plan, for the config and what the listing skipped.
+        named: Reasons that are counted by themselves, beside those that the job's budget names.
 
     Returns:
         The report, see the README for its fields.
     """
-    tally = _Tally()
+    named = named_reasons(store, spec).union(named)
+    tally = _Tally(ReasonCounts(named))
     infos: list[ShardInfo] = []
     for info, ledger, names in _read_entries(store, spec, with_names=True):
-        infos.append(info)
-        tally.add(ledger, names)
+        dead = dead_by_reason(store, spec, ledger, named)
+        infos.append(dataclasses.replace(info, dead_by_reason={one: dead[one] for one in named if one in dead}))
+        tally.add(ledger, names, dead)
     tally.close()
     books = add_up(infos)
     verdict = judge(books, Budget.of(spec))
@@ -186,8 +192,8 @@ def build_report(store: Store, spec: JobSpec, header: dict[str, Any]) -> dict[st
         "files_duplicate": header["num_duplicates"],
         **{name: totals[name] for name in (*COUNTS, *BYTES)},
         "dead_fraction": dead_fraction(totals),
-        "dropped_by_reason": dict(sorted(tally.dropped.items())),
-        "dead_by_reason": dict(sorted(tally.dead.items())),
+        "dropped_by_reason": dict(sorted(tally.dropped.to_fields().items())),
+        "dead_by_reason": dict(sorted(tally.dead.to_fields().items())),
         "planned_shards": header["num_shards"],
         "committed_shards": tally.num_committed,
         "shards": tally.shards,

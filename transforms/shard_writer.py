@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from typing import BinaryIO
 
 import google_crc32c
@@ -22,6 +22,7 @@ from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, Sha
 from transforms.generations import confirm, unfenced
 from transforms.job_lock import LostLockError
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
+from transforms.reasons import ReasonCounts, info_of, named_reasons
 from transforms.store import OutputError, Spool, Store
 from transforms.tries import forget_tries, unmark_try
 
@@ -101,8 +102,9 @@ class ShardWriter:
         self._rows: list[SourceRow] = []
         self._row: SourceRow | None = None
         self._letters = _DeadLetterFiles(self)
-        self._dropped: Counter[str] = Counter()
-        self._dead: Counter[str] = Counter()
+        self._named = named_reasons(store, spec)
+        self._dropped = ReasonCounts()
+        self._dead = ReasonCounts(self._named)
         self._try = 0
 
     def add(self, batch: RecordBatch) -> None:
@@ -118,7 +120,7 @@ class ShardWriter:
             self._write(batch)
         for letter in batch.dead:
             self._letters.add(letter)
-            self._dead[letter.reason] += 1
+            self._dead.add(letter.reason)
         for letter in batch.kept:
             self._letters.add(letter)
         self._dropped.update(batch.dropped)
@@ -137,8 +139,8 @@ class ShardWriter:
             lines,
             payloads,
             tuple(self._rows),
-            dict(sorted(self._dropped.items())),
-            dict(sorted(self._dead.items())),
+            self._dropped.to_fields(),
+            self._dead.to_fields(),
             self._task.start_at,
             time.time(),
         )
@@ -147,7 +149,7 @@ class ShardWriter:
             self._delete_files()
         forget_tries(self._store, self._spec, self._task.shard, self._try)
         confirm(self._store)
-        return winner.to_info(self._task)
+        return info_of(self._store, self._spec, winner, self._task, self._named)
 
     def abandon(self) -> None:
         """Deletes what the attempt has written, so that a full disk is not kept full by it.

@@ -9,20 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from transforms.books import BYTES, COUNTS, FILES, JobBooks, SourceRow, Verdict, judge
 from transforms.budget import Budget, dead_fraction
 from transforms.elements import JobSpec, display_name
 from transforms.generations import DECIDED_NAME, FINISHED_NAME, base_of, generation_names, see_as
+from transforms.reasons import BEFORE_NAME, ReasonCounts, named_reasons
 from transforms.report import build_report, committed_shards, load_spec
 from transforms.reread import Listed, read_listed
 from transforms.state import open_inputs
 from transforms.store import Store
-
-BEFORE_NAME = "_gristmill/before.json"
-"""The books of the whole before a replay, and its budget: what it is judged by."""
 
 _ADDED = (*COUNTS, *BYTES, "planned_shards", "committed_shards")
 _MAX_SOURCES = 1_000
@@ -76,29 +74,34 @@ def list_generations(store: Store) -> list[Generation]:
     return [load_generation(store, name) for name in generation_names(store)]
 
 
-def build_whole(store: Store, also: str = "") -> dict[str, Any]:
+def build_whole(store: Store, also: str = "", named: Collection[str] = frozenset()) -> dict[str, Any]:
     """Returns the report of the base with all finished generations, from the ledgers.
 
     Args:
         store: The output directory.
         also: A generation that is about to be finished.
+        named: Reasons that are counted by themselves, beside those that the budget of the base names.
 
     Raises:
         FileNotFoundError: There is no job.
     """
     base = load_generation(store, "")
-    return add_generations(base.store, build_report(base.store, base.spec, base.header), also)
+    return add_generations(base.store, build_report(base.store, base.spec, base.header, named), also, named)
 
 
-def add_generations(store: Store, report: dict[str, Any], also: str = "") -> dict[str, Any]:
+def add_generations(
+    store: Store, report: dict[str, Any], also: str = "", named: Collection[str] = frozenset()
+) -> dict[str, Any]:
     """Returns the base's report with all finished generations added, and with one that is about to be.
 
     Args:
         store: The output directory.
         report: The report of the base alone; it is changed.
         also: Name of the generation that is about to be finished.
+        named: Reasons that are counted by themselves, beside those that the budget of the base names.
     """
-    adder = _Adder(report)
+    base = load_generation(store, "")
+    adder = _Adder(report, named_reasons(base.store, base.spec).union(named))
     for generation in list_generations(store):
         if generation.name == also or generation.is_finished():
             adder.add(generation)
@@ -110,17 +113,20 @@ def add_generations(store: Store, report: dict[str, Any], also: str = "") -> dic
 class _Adder:
     """Adds generations to a report."""
 
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: dict[str, Any], named: frozenset[str]) -> None:
         self._report = report
-        self._dropped = Counter(report["dropped_by_reason"])
-        self._dead = Counter(report["dead_by_reason"])
+        self._named = named
+        self._dropped = ReasonCounts()
+        self._dropped.update(report["dropped_by_reason"])
+        self._dead = ReasonCounts(named)
+        self._dead.update(report["dead_by_reason"])
         self._lossy = {row["source"]: row for row in report["sources"]}
         self._generations: list[dict[str, Any]] = []
 
     def add(self, generation: Generation) -> None:
         """Adds the books of a generation, and takes back what it has consumed."""
         report = self._report
-        own = build_report(generation.store, generation.spec, generation.header)
+        own = build_report(generation.store, generation.spec, generation.header, self._named)
         for name in _ADDED:
             report[name] += own[name]
         self._dropped.update(own["dropped_by_reason"])
@@ -177,8 +183,8 @@ class _Adder:
         lossy = [row for row in self._lossy.values() if row["records_dead"] or row["records_dropped"]]
         report["sources_with_losses"] -= len(self._lossy) - len(lossy)
         report["sources"] = lossy[:_MAX_SOURCES]
-        report["dropped_by_reason"] = dict(sorted((+self._dropped).items()))
-        report["dead_by_reason"] = dict(sorted((+self._dead).items()))
+        report["dropped_by_reason"] = dict(sorted(self._dropped.to_fields().items()))
+        report["dead_by_reason"] = dict(sorted(self._dead.to_fields().items()))
         report["dead_fraction"] = dead_fraction(report)
         report["generations"] = self._generations
         return report
@@ -281,7 +287,7 @@ def _no_worse(after: dict[str, int], before: dict[str, int]) -> bool:
 
 def books_before(store: Store, budget: Budget) -> bytes:
     """Returns what `BEFORE_NAME` holds: the books of the whole before a replay, and the budget that it is judged by."""
-    whole = build_whole(store)
+    whole = build_whole(store, named=budget.max_count_by_reason)
     totals = {name: whole[name] for name in (*COUNTS, *BYTES, *FILES)}
     limits = {name: getattr(budget, name) for name in ("max_fraction", "max_count", "max_count_by_reason")}
     fields = {"totals": totals, "dead_by_reason": whole["dead_by_reason"], "budget": limits}

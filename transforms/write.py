@@ -13,7 +13,7 @@ from apache_beam.pvalue import PCollection
 from transforms.budget import Budget, RunningTotals, call_off
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
 from transforms.generations import open_job_store
-from transforms.ledger import committed_info
+from transforms.reasons import committed_info, named_reasons
 from transforms.shard_writer import ShardWriter
 from transforms.tries import unmark_try
 
@@ -63,6 +63,7 @@ class _WriteShardsFn(beam.DoFn):
     def setup(self) -> None:
         self._store = open_job_store(self._spec)
         self._totals = RunningTotals(Budget.of(self._spec))
+        self._named = named_reasons(self._store, self._spec)
 
     def start_bundle(self) -> None:
         self._writer: ShardWriter | None = None
@@ -72,7 +73,7 @@ class _WriteShardsFn(beam.DoFn):
     def process(self, batch: RecordBatch) -> Iterator[ShardInfo]:
         self._check_sequence(batch)
         if batch.committed:
-            yield self._judge(committed_info(self._store, self._spec, batch.task))
+            yield self._judge(committed_info(self._store, self._spec, batch.task, self._named))
             return
         if batch.not_run:
             self._abandon_try(batch)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from tests.bench import gcs
+from tests.bench import failures, gcs
 from tests.bench.jobs import ALL_CORES, AS_IT_COMES, BARE, HELP, IN_PROCESS, ONE_WORKER, SDK, Case
 from tests.bench.search import KINDS, MAX_EXTRA_MB
 
@@ -57,6 +57,7 @@ class Results:
         cases: The cases.
         isolation_us: What isolation adds to a record of 1 KB, in microseconds; None if it was not measured.
         search: (MB/s, extra MB of memory) of looking for a record, by kind of bytes.
+        failures: Microseconds that a record costs beyond its step, by what becomes of it.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class Results:
         cases: Iterable[Case],
         isolation_us: float | None = None,
         search: dict[str, tuple[float, float]] | None = None,
+        failures: dict[str, float] | None = None,
     ) -> None:
         self.cases = list(cases)
         self.isolation_us = isolation_us
         self.search = search or {}
+        self.failures = failures or {}
         self._by_name = {(case.section, case.row): case for case in self.cases}
 
     def sections(self, kind: str) -> list[str]:
@@ -147,6 +150,9 @@ def all_targets(results: Results) -> Iterable[Target]:
     if results.isolation_us is not None:
         figure = f"{results.isolation_us:.1f} us a record"
         yield Target("isolation: beyond a plain step, 1 KB records", figure, "<= 30 us", results.isolation_us <= 30)
+    for kind, spent in results.failures.items():
+        most = failures.MOST_US[kind]
+        yield Target(f"records, {kind}: beyond the step", f"{spent:.1f} us a record", f"<= {most} us", spent <= most)
     for kind, (speed, extra) in results.search.items():
         wanted = f">= {KINDS[kind]} MB/s, <= {MAX_EXTRA_MB} MB"
         met = speed >= KINDS[kind] and extra <= MAX_EXTRA_MB

@@ -23,6 +23,7 @@ if __package__ in (None, ""):
 
 from tests.bench import jobs, report
 from tests.bench.datagen import Dataset, make_dataset
+from tests.bench.failures import measure_failures
 from tests.bench.gcs import measure_gcs
 from tests.bench.isolation import measure_isolation
 from tests.bench.jobs import Case
@@ -74,6 +75,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--gcs-bytes", type=parse_sizes, default="0.25GB,1GB", help=GCS_HELP)
     add("--gcs-runs", type=int, default=1, help="counted runs of each of those rows")
     add("--isolation-batches", type=int, default=200, help="batches to measure isolated steps on, 0 for none")
+    add("--failing-records", type=int, default=20_000, help="records that a step fails on or drops, 0 for none")
     add("--gristmill", default=beside, help="the command to measure")
     add("--sdk-python", default=None, help=f"Python that has the Beam SDK, made by: {SDK_INSTALL}")
     add("--sdk-runs", type=int, default=1, help="counted runs of the SDK's rows, 0 for no rows")
@@ -100,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         cases += measure_gcs(texts, args.gristmill, args.memory_workers, args.gcs_runs, work)
     isolation_us = measure_isolation(args.isolation_batches) if args.isolation_batches else None
     search = measure_search(args.search_bytes) if args.search_bytes else {}
-    results = report.Results(cases, isolation_us, search)
+    failures = measure_failures(args.failing_records) if args.failing_records else {}
+    results = report.Results(cases, isolation_us, search, failures)
     print(describe(), report.format_table(results), "", report.format_targets(results), sep="\n")
     return int(any(case.failed for case in cases))
 

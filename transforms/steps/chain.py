@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from transforms.dead_letters import BadRecordError, Failure, JobInterrupted, from_failure, reason_code, to_failure
+from transforms.dead_letters import (
+    MAX_REASONS,
+    OTHER_REASONS,
+    BadRecordError,
+    Failure,
+    JobInterrupted,
+    from_failure,
+    reason_code,
+    to_failure,
+)
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, DeadLetter, RecordBatch
 from transforms.steps import Drop
 from transforms.steps.load import Step
@@ -139,6 +148,8 @@ class _Walk:
     def _drop(self, reason: str) -> None:
         if self.drops is _NO_DROPS:
             self.drops = {}
+        if len(self.drops) >= MAX_REASONS and reason not in self.drops:
+            reason = OTHER_REASONS
         self.drops[reason] = self.drops.get(reason, 0) + 1
 
 
@@ -167,7 +178,8 @@ def gather(batch: RecordBatch, outcomes: Iterable[Outcome]) -> Iterator[RecordBa
                 out.dropped[reason] = out.dropped.get(reason, 0) + count
         out.records += outcome.outputs
         out_bytes += sum(map(len, outcome.outputs))
-        if out_bytes > BATCH_MAX_BYTES or len(out.records) > BATCH_MAX_RECORDS:
+        is_large = out_bytes > BATCH_MAX_BYTES or len(out.records) > BATCH_MAX_RECORDS
+        if is_large or len(out.dropped) > MAX_REASONS:  # Whoever adds up the shard decides which of them it counts.
             yield out
             out, out_bytes = _continued(batch), 0
     out.dead += batch.dead
