@@ -150,7 +150,7 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
     """
     totals = dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)
     dead: Counter[str] = Counter()
-    walk = _EdgeWalk()
+    walk = EdgeWalk()
     for info in infos:
         dead.update(info.dead_by_reason)
         for name, value in info.books.items():
@@ -161,8 +161,12 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
     return JobBooks(totals, walk.apart, dict(dead))
 
 
-class _EdgeWalk:
-    """Follows files across shards."""
+class EdgeWalk:
+    """Follows files across shards, in plan order.
+
+    Attributes:
+        apart: Shards that did not begin where reading had come to, with the boundary at which they should.
+    """
 
     def __init__(self) -> None:
         self.apart: list[tuple[ShardInfo, int]] = []
@@ -171,6 +175,7 @@ class _EdgeWalk:
         self._closed: list[SharedFile] = []
 
     def step(self, info: ShardInfo) -> None:
+        """Goes on over a shard."""
         if info.first is not None:
             self._meet(info, info.first)
             self._count(info.first)
@@ -178,19 +183,26 @@ class _EdgeWalk:
             self._boundary = info.last.span.end
             self._count(info.last)
 
+    def expected_start(self, info: ShardInfo) -> int | None:
+        """Returns the boundary at which the next shard should begin, None when it does or begins with a fresh input."""
+        edge, boundary = info.first, self._boundary
+        if edge is None or boundary is None:
+            return None
+        if edge.span.asked_start == 0 or self._open is None or self._open.index != edge.index:
+            return None
+        begins_right = boundary >= edge.span.asked_end if edge.span.start is None else edge.span.start == boundary
+        return None if begins_right else boundary
+
     def _meet(self, info: ShardInfo, edge: Edge) -> None:
         span, boundary = edge.span, self._boundary
+        expected = self.expected_start(info)
         begins_fresh = span.asked_start == 0 or self._open is None or self._open.index != edge.index
-        if begins_fresh or boundary is None:
-            self._boundary = span.end
-        elif span.start is None:
-            if boundary < span.asked_end:
-                self.apart.append((info, boundary))
-        elif span.start != boundary:
-            self.apart.append((info, boundary))
+        if expected is not None:
+            self.apart.append((info, expected))
             # Read again it begins at the boundary, and ends where it ended before unless nothing is left of it.
-            self._boundary = boundary if boundary >= span.asked_end else span.end
-        else:
+            if span.start is not None and expected < span.asked_end:
+                self._boundary = span.end
+        elif begins_fresh or boundary is None or span.start is not None:
             self._boundary = span.end
 
     def _count(self, edge: Edge) -> None:
@@ -203,6 +215,7 @@ class _EdgeWalk:
         self._open = SharedFile(edge.index, edge.read, edge.dead)
 
     def finish(self) -> list[SharedFile]:
+        """Returns the files that several shards share, once all shards were gone over."""
         if self._open is not None:
             self._closed.append(self._open)
             self._open = None
