@@ -132,6 +132,7 @@ class _Walk:
         files: Their dead-letter files.
         reasons: All letters by (reason, step).
         records: Letters that are taken.
+        estimate: Records that these probably held.
         num_bytes: Their bytes.
         taken: Those by reason.
     """
@@ -152,6 +153,7 @@ class _Walk:
         self.reasons: Counter[tuple[str, str]] = Counter()
         self.taken: Counter[str] = Counter()
         self.records = 0
+        self.estimate = 0
         self.num_bytes = 0
         self.num_sources = 0
 
@@ -220,10 +222,16 @@ class _Walk:
         source = self._open.source
         if taken:
             source = dataclasses.replace(source, size=source.size + 1)
+        estimate = self._open.taken_estimate + (1 + letter.hidden if taken else 0)
         taken_bytes = self._open.taken_bytes + (letter.length if taken else 0)
         tail = self._tail(letter)
         self._open = dataclasses.replace(
-            self._open, source=source, letters=self._open.letters + 1, taken_bytes=taken_bytes, tail=tail
+            self._open,
+            source=source,
+            letters=self._open.letters + 1,
+            taken_bytes=taken_bytes,
+            tail=tail,
+            taken_estimate=estimate,
         )
 
     def _tail(self, letter: DeadLetter) -> int:
@@ -259,6 +267,7 @@ class _Walk:
 
     def _count(self, letter: DeadLetter) -> None:
         self.records += 1
+        self.estimate += 1 + letter.hidden
         self.num_bytes += letter.length
         self.taken[letter.reason] += 1
 
@@ -303,7 +312,8 @@ def _fingerprint(
 
 
 def _header(spec: JobSpec, fingerprint: dict[str, Any], walk: _Walk) -> dict[str, Any]:
-    consumed = {"records": walk.records, "bytes": walk.num_bytes, "by_reason": dict(sorted(walk.taken.items()))}
+    by_reason = dict(sorted(walk.taken.items()))
+    consumed = {"records": walk.records, "estimate": walk.estimate, "bytes": walk.num_bytes, "by_reason": by_reason}
     return {
         "plan_id": spec.plan_id,
         "num_shards": spec.num_shards,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from transforms.budget import Budget, dead_fraction
+from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import Edge, ShardInfo, Span
 
 COUNTS = ("records_read", "records_written", "records_added", "records_dropped", "records_dead")
@@ -44,6 +44,7 @@ class SourceRow:
         dead: Dead letters.
         num_bytes: Bytes consumed of the decompressed stream.
         dead_bytes: Bytes of dead letters.
+        hidden: Records that dead letters of regions probably held, beyond the one that each of them counts as.
     """
 
     index: int
@@ -57,6 +58,7 @@ class SourceRow:
     dead: int = 0
     num_bytes: int = 0
     dead_bytes: int = 0
+    hidden: int = 0
 
     def is_whole(self) -> bool:
         """Whether the shard holds the input alone."""
@@ -69,7 +71,13 @@ class SourceRow:
     def to_fields(self) -> list[Any]:
         """Returns the row as it stands in a ledger."""
         span = None if self.span is None else list(dataclasses.astuple(self.span))
-        return [self.index, self.count, self.size, span, *self.outcomes(), self.num_bytes, self.dead_bytes]
+        fields = [self.index, self.count, self.size, span, *self.outcomes(), self.num_bytes, self.dead_bytes]
+        return [*fields, self.hidden] if self.hidden else fields
+
+    def add(self, other: SourceRow) -> None:
+        """Adds what another shard holds of the same input."""
+        for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes", "hidden"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @classmethod
     def from_fields(cls, fields: list[Any]) -> SourceRow:
@@ -103,12 +111,13 @@ def file_outcome(read: int, dead: int) -> str:
 
 def add_rows(rows: Iterable[SourceRow]) -> dict[str, int]:
     """Returns the totals of a shard's rows; only inputs that the shard holds alone count as files."""
-    books = dict.fromkeys((*COUNTS, "bytes_read", "bytes_dead", *FILES), 0)
+    books = dict.fromkeys((*COUNTS, ESTIMATE, "bytes_read", "bytes_dead", *FILES), 0)
     for row in rows:
         for name, value in zip(COUNTS, row.outcomes(), strict=True):
             books[name] += value * row.count
         books["bytes_read"] += row.num_bytes
         books["bytes_dead"] += row.dead_bytes
+        books[ESTIMATE] += row.dead * row.count + row.hidden
         if row.is_whole():
             books[file_outcome(row.read, row.dead)] += row.count
     return books
@@ -148,7 +157,7 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
     Returns:
         The totals, shared files counted once, and the ranges that do not meet.
     """
-    totals = dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)
+    totals = dict.fromkeys((*COUNTS, ESTIMATE, *BYTES, *FILES), 0)
     dead: Counter[str] = Counter()
     walk = EdgeWalk()
     for info in infos:
