@@ -102,6 +102,7 @@ def plan_job(
         plan_id=digest(fingerprint),
         planned_bytes=total,
         planned_files=listing.num_inputs,
+        record_bytes=estimate.record_bytes if sample.num_records else 0.0,
         writer_options=f"group_size:{config.write.group_size},{_choose_compression(config, sample)}",
         part_max_records=layout.part_max_records,
         part_max_bytes=layout.part_max_bytes,

@@ -135,6 +135,7 @@ class _Walk:
         files: Their dead-letter files.
         reasons: All letters by (reason, step), of the first pairs of these.
         records: Letters that are taken.
+        estimate: Records that these probably held.
         num_bytes: Their bytes.
         taken: Those by reason, of the reasons in the table from which they are going to be taken off.
     """
@@ -155,6 +156,7 @@ class _Walk:
         self.reasons: Counter[tuple[str, str]] = Counter()
         self.taken = ReasonCounts(table, limit=0)
         self.records = 0
+        self.estimate = 0
         self.num_bytes = 0
         self.num_sources = 0
 
@@ -224,10 +226,16 @@ class _Walk:
         source = self._open.source
         if taken:
             source = dataclasses.replace(source, size=source.size + 1)
+        estimate = self._open.taken_estimate + (1 + letter.hidden if taken else 0)
         taken_bytes = self._open.taken_bytes + (letter.length if taken else 0)
         tail = self._tail(letter)
         self._open = dataclasses.replace(
-            self._open, source=source, letters=self._open.letters + 1, taken_bytes=taken_bytes, tail=tail
+            self._open,
+            source=source,
+            letters=self._open.letters + 1,
+            taken_bytes=taken_bytes,
+            tail=tail,
+            taken_estimate=estimate,
         )
 
     def _tail(self, letter: DeadLetter) -> int:
@@ -263,6 +271,7 @@ class _Walk:
 
     def _count(self, letter: DeadLetter) -> None:
         self.records += 1
+        self.estimate += 1 + letter.hidden
         self.num_bytes += letter.length
         self.taken.add(letter.reason)
 
@@ -309,6 +318,7 @@ def _fingerprint(
 def _header(spec: JobSpec, fingerprint: dict[str, Any], walk: _Walk) -> dict[str, Any]:
     consumed = {
         "records": walk.records,
+        "estimate": walk.estimate,
         "bytes": walk.num_bytes,
         "by_reason": dict(sorted(walk.taken.to_fields().items())),
     }

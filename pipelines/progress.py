@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from transforms.ahead import map_ahead
-from transforms.budget import Budget, RunningTotals, call_off
+from transforms.budget import ESTIMATE, Budget, RunningTotals, call_off, say_letters
 from transforms.elements import JobSpec
 from transforms.ledger import LEDGERS, Ledger
 from transforms.reasons import ReasonCounts, dead_by_reason, named_reasons
@@ -117,7 +117,9 @@ class JobWatch:
     def describe(self) -> str:
         """Returns how far the job is, in words."""
         totals = self._running.totals
-        records = f"{totals.get('records_written', 0):,} records written, {totals.get('records_dead', 0):,} dead"
+        dead = say_letters(totals) if totals.get(ESTIMATE, 0) > totals["records_dead"] else ""
+        dead = dead or f"{totals.get('records_dead', 0):,} dead"
+        records = f"{totals.get('records_written', 0):,} records written, {dead}"
         return f"{self.num_committed:,} of {self._spec.num_shards:,} shards committed, {records}"
 
 

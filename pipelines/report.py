@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.errors import DONE
 from pipelines.output import open_job
+from transforms.budget import ESTIMATE, say_letters
 from transforms.finish import write_report
 from transforms.state import read_report
 from transforms.store import OutputError, Store
@@ -55,6 +56,8 @@ def print_report(store: Store, report: dict[str, Any], generation: str = "") -> 
             "  next     look at the dead letters; mend what fails, or allow more: --set dead_letters.max_fraction=..."
         )
     print_counts(report)
+    for source in report.get("worst_sources", []) if report["status"] == "over_budget" else []:
+        print(f"  worst    {source['source']}: {say_letters(source)}; {source['records_read']:,} read")
     if report["shards"]:
         first, last = report["shards"][0]["name"], report["shards"][-1]["name"]
         print(f"  shards   {len(report['shards'])}: {first}" + (f" to {last}" if last != first else ""))
@@ -82,5 +85,9 @@ def print_counts(report: dict[str, Any]) -> None:
 
 def _line(kind: str, report: dict[str, Any], names: tuple[str, ...]) -> None:
     counted = [(name, report[f"{kind}_{name}"]) for name in names if f"{kind}_{name}" in report]
-    if counted:
-        print(f"  {kind:8} " + ", ".join(f"{count:,} {name}" for name, count in counted))
+    if not counted:
+        return
+    texts = [f"{count:,} {name}" for name, count in counted]
+    if kind == "records" and report.get(ESTIMATE, 0) > report["records_dead"]:
+        texts[-1] = say_letters(report)
+    print(f"  {kind:8} " + ", ".join(texts))

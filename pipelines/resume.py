@@ -15,8 +15,17 @@ from transforms.store import Store
 _PIECE_BYTES = 1 << 20
 
 
+_AS_PLANNED = (
+    *("num_shards", "writer_options", "part_max_records", "part_max_bytes", "roll_factor"),
+    *("planned_bytes", "planned_files", "record_bytes"),
+)
+"""What planning estimates, and another version may estimate otherwise: the plan that stands decides."""
+
+
 def recall_earlier_plans(store: Store, job: PlannedJob) -> PlannedJob:
-    """Returns the job with the earlier plans whose shards it took as its own when it was resumed before.
+    """Returns the job as it was planned when it began, if it has begun.
+
+    With it come the earlier plans whose shards it took as its own when it was resumed before.
 
     Args:
         store: The output directory.
@@ -28,7 +37,9 @@ def recall_earlier_plans(store: Store, job: PlannedJob) -> PlannedJob:
         return job
     if header["plan_id"] != job.spec.plan_id:
         return job
-    spec = dataclasses.replace(job.spec, earlier_plans=tuple(header["spec"].get("earlier_plans", ())))
+    before = header["spec"]
+    planned = {name: before.get(name, 0) for name in _AS_PLANNED}
+    spec = dataclasses.replace(job.spec, earlier_plans=tuple(before.get("earlier_plans", ())), **planned)
     return dataclasses.replace(job, spec=spec)
 
 

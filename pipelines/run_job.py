@@ -21,6 +21,7 @@ from pipelines.plan_job import PlannedJob, planned_shards
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
 from pipelines.supervisor import JobProcess, run_supervised
+from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
 from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError
@@ -134,8 +135,8 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     finally:
         forget_rates(spec.plan_id, len(spec.steps))
     report = read_report(store) or build_report(store, spec, job.header)
-    counts = (report["records_written"], report["records_dropped"], report["records_dead"])
-    _LOGGER.info("%s: %d records written, %d dropped, %d dead", report["status"], *counts)
+    counts = (report["records_written"], report["records_dropped"], say_letters(report))
+    _LOGGER.info("%s: %d records written, %d dropped, %s", report["status"], *counts)
     return conclude(store, report, spec.generation)
 
 

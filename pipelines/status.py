@@ -11,7 +11,7 @@ from pipelines.output import open_job
 from pipelines.progress import JobWatch
 from pipelines.report import print_counts
 from transforms.books import BYTES, COUNTS
-from transforms.budget import called_off
+from transforms.budget import ESTIMATE, called_off
 from transforms.job_lock import describe, is_stale, read_lock
 from transforms.state import read_report
 from transforms.store import Store
@@ -64,7 +64,7 @@ def job_status(store: Store) -> dict[str, Any]:
         "called_off": called_off(job.store),
         "planned_shards": job.spec.num_shards,
         "committed_shards": watch.num_committed,
-        **{name: totals.get(name, 0) for name in (*COUNTS, *BYTES)},
+        **{name: totals.get(name, 0) for name in (*COUNTS, ESTIMATE, *BYTES)},
         "dead_by_reason": watch.dead_by_reason,
         "dropped_by_reason": watch.dropped_by_reason,
         "per_sec": speed,

@@ -85,6 +85,39 @@ def frame_all(payloads: Iterable[bytes]) -> bytes:
     return b"".join(map(frame, payloads))
 
 
+def interleaved(num_records: int, *, tracks: int = 2, size: int = 400, late: int = 0) -> tuple[bytes, list[bytes]]:
+    """A valid file whose payloads hold further tracks of valid framing, and its payloads.
+
+    Each record of a track runs from inside one record of the track before to the same place in its next, so that
+    whoever begins on a track stays on it to the end of the file.
+
+    Args:
+        num_records: Records of the file.
+        tracks: Tracks of framing, that of the file itself among them.
+        size: Bytes of a payload.
+        late: Record of the file in which the other tracks begin.
+    """
+    period = size + FRAME_BYTES
+    end = num_records * period
+    marks: list[tuple[int, int]] = []  # (where a record of some track begins, where its payload ends)
+    for track in range(tracks):
+        begin = track * period // tracks + (late * period if track else 0)
+        marks += [(start, start + HEADER_BYTES + size) for start in range(begin, end, period)]
+    data = bytearray()
+    starts = {start for start, _ in marks}
+    checksums = {last: start for start, last in marks}
+    while len(data) < end:
+        at = len(data)
+        if at in checksums:  # All that it covers stands already.
+            data += struct.pack("<I", masked_crc(bytes(data[checksums[at] + HEADER_BYTES : at])))
+        elif at in starts:
+            data += header(size)
+        else:
+            data += b"%d" % (at // period % 10)
+    del data[end:]
+    return bytes(data), [bytes(data[at + HEADER_BYTES : at + HEADER_BYTES + size]) for at in range(0, end, period)]
+
+
 def frame_starts(payloads: Sequence[bytes]) -> list[int]:
     """Where each record begins, and the end of the file."""
     starts = [0]

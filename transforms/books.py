@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from transforms.budget import Budget, dead_fraction
+from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import Edge, ShardInfo, Span
 
 COUNTS = ("records_read", "records_written", "records_added", "records_dropped", "records_dead")
@@ -44,6 +44,7 @@ class SourceRow:
         dead: Dead letters.
         num_bytes: Bytes consumed of the decompressed stream.
         dead_bytes: Bytes of dead letters.
+        hidden: Records that dead letters of regions probably held, beyond the one that each of them counts as.
     """
 
     index: int
@@ -57,6 +58,7 @@ class SourceRow:
     dead: int = 0
     num_bytes: int = 0
     dead_bytes: int = 0
+    hidden: int = 0
 
     def is_whole(self) -> bool:
         """Whether the shard holds the input alone."""
@@ -69,7 +71,13 @@ class SourceRow:
     def to_fields(self) -> list[Any]:
         """Returns the row as it stands in a ledger."""
         span = None if self.span is None else list(dataclasses.astuple(self.span))
-        return [self.index, self.count, self.size, span, *self.outcomes(), self.num_bytes, self.dead_bytes]
+        fields = [self.index, self.count, self.size, span, *self.outcomes(), self.num_bytes, self.dead_bytes]
+        return [*fields, self.hidden] if self.hidden else fields
+
+    def add(self, other: SourceRow) -> None:
+        """Adds what another shard holds of the same input."""
+        for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes", "hidden"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @classmethod
     def from_fields(cls, fields: list[Any]) -> SourceRow:
@@ -103,12 +111,13 @@ def file_outcome(read: int, dead: int) -> str:
 
 def add_rows(rows: Iterable[SourceRow]) -> dict[str, int]:
     """Returns the totals of a shard's rows; only inputs that the shard holds alone count as files."""
-    books = dict.fromkeys((*COUNTS, "bytes_read", "bytes_dead", *FILES), 0)
+    books = dict.fromkeys((*COUNTS, ESTIMATE, "bytes_read", "bytes_dead", *FILES), 0)
     for row in rows:
         for name, value in zip(COUNTS, row.outcomes(), strict=True):
             books[name] += value * row.count
         books["bytes_read"] += row.num_bytes
         books["bytes_dead"] += row.dead_bytes
+        books[ESTIMATE] += row.dead * row.count + row.hidden
         if row.is_whole():
             books[file_outcome(row.read, row.dead)] += row.count
     return books
@@ -148,9 +157,9 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
     Returns:
         The totals, shared files counted once, and the ranges that do not meet.
     """
-    totals = dict.fromkeys((*COUNTS, *BYTES, *FILES), 0)
+    totals = dict.fromkeys((*COUNTS, ESTIMATE, *BYTES, *FILES), 0)
     dead: Counter[str] = Counter()
-    walk = _EdgeWalk()
+    walk = EdgeWalk()
     for info in infos:
         dead.update(info.dead_by_reason)
         for name, value in info.books.items():
@@ -161,8 +170,12 @@ def add_up(infos: Iterable[ShardInfo]) -> JobBooks:
     return JobBooks(totals, walk.apart, dict(dead))
 
 
-class _EdgeWalk:
-    """Follows files across shards."""
+class EdgeWalk:
+    """Follows files across shards, in plan order.
+
+    Attributes:
+        apart: Shards that did not begin where reading had come to, with the boundary at which they should.
+    """
 
     def __init__(self) -> None:
         self.apart: list[tuple[ShardInfo, int]] = []
@@ -171,6 +184,7 @@ class _EdgeWalk:
         self._closed: list[SharedFile] = []
 
     def step(self, info: ShardInfo) -> None:
+        """Goes on over a shard."""
         if info.first is not None:
             self._meet(info, info.first)
             self._count(info.first)
@@ -178,19 +192,26 @@ class _EdgeWalk:
             self._boundary = info.last.span.end
             self._count(info.last)
 
+    def expected_start(self, info: ShardInfo) -> int | None:
+        """Returns the boundary at which the next shard should begin, None when it does or begins with a fresh input."""
+        edge, boundary = info.first, self._boundary
+        if edge is None or boundary is None:
+            return None
+        if edge.span.asked_start == 0 or self._open is None or self._open.index != edge.index:
+            return None
+        begins_right = boundary >= edge.span.asked_end if edge.span.start is None else edge.span.start == boundary
+        return None if begins_right else boundary
+
     def _meet(self, info: ShardInfo, edge: Edge) -> None:
         span, boundary = edge.span, self._boundary
+        expected = self.expected_start(info)
         begins_fresh = span.asked_start == 0 or self._open is None or self._open.index != edge.index
-        if begins_fresh or boundary is None:
-            self._boundary = span.end
-        elif span.start is None:
-            if boundary < span.asked_end:
-                self.apart.append((info, boundary))
-        elif span.start != boundary:
-            self.apart.append((info, boundary))
+        if expected is not None:
+            self.apart.append((info, expected))
             # Read again it begins at the boundary, and ends where it ended before unless nothing is left of it.
-            self._boundary = boundary if boundary >= span.asked_end else span.end
-        else:
+            if span.start is not None and expected < span.asked_end:
+                self._boundary = span.end
+        elif begins_fresh or boundary is None or span.start is not None:
             self._boundary = span.end
 
     def _count(self, edge: Edge) -> None:
@@ -203,6 +224,7 @@ class _EdgeWalk:
         self._open = SharedFile(edge.index, edge.read, edge.dead)
 
     def finish(self) -> list[SharedFile]:
+        """Returns the files that several shards share, once all shards were gone over."""
         if self._open is not None:
             self._closed.append(self._open)
             self._open = None

@@ -6,12 +6,16 @@ import dataclasses
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from transforms.elements import JobSpec, ShardInfo
 from transforms.store import Store
 
 ABORT_NAME = "_gristmill/abort.json"
+ESTIMATE = "records_dead_estimate"
+"""Name in books: dead records where each damaged region counts as the records that it probably held."""
+
 LOOK_SECS = 30.0
 """How often a task that reads looks whether the job was called off."""
 
@@ -48,14 +52,15 @@ class Budget:
 
     def broken(self, totals: dict[str, int], dead_by_reason: dict[str, int]) -> str | None:
         """Returns how the totals of a finished job break the budget, None when they do not."""
-        counted = self._count_broken(totals["records_dead"], dead_by_reason)
+        counted = self._count_broken(totals, dead_by_reason)
         if counted is not None:
             return counted
         fraction = dead_fraction(totals)
         worst = max(fraction, key=lambda key: fraction[key])
         if fraction[worst] <= self.max_fraction:
             return None
-        return f"{fraction[worst]:.2%} of {worst} are dead; dead_letters.max_fraction allows {self.max_fraction:.2%}"
+        dead = f"{fraction[worst]:.2%} of {worst} are dead{_in_brackets(totals)}"
+        return f"{dead}; dead_letters.max_fraction allows {self.max_fraction:.2%}"
 
     def broken_early(self, totals: dict[str, int], dead_by_reason: dict[str, int]) -> str | None:
         """Returns how the totals of a running job break the budget, None while they do not.
@@ -64,7 +69,7 @@ class Budget:
         tenth of the job (or 1 GiB, or 1,000 files of it) must have been read, and because the rest may be better than
         what came first, the fraction must be worse than allowed by a tenth of the way to 1.
         """
-        counted = self._count_broken(totals["records_dead"], dead_by_reason)
+        counted = self._count_broken(totals, dead_by_reason)
         if counted is not None:
             return counted
         fraction = dead_fraction(totals)
@@ -73,12 +78,12 @@ class Budget:
             certain = self._is_certain(key, totals)
             if certain or (fraction[key] > limit and self._is_enough(key, totals)):
                 allowed = f"dead_letters.max_fraction allows {self.max_fraction:.2%} of the job"
-                return f"{fraction[key]:.2%} of the {key} that were read are dead; {allowed}"
+                return f"{fraction[key]:.2%} of the {key} that were read are dead{_in_brackets(totals)}; {allowed}"
         return None
 
-    def _count_broken(self, dead: int, dead_by_reason: dict[str, int]) -> str | None:
-        if self.max_count is not None and dead > self.max_count:
-            return f"{dead} dead letters; dead_letters.max_count allows {self.max_count}"
+    def _count_broken(self, totals: dict[str, int], dead_by_reason: dict[str, int]) -> str | None:
+        if self.max_count is not None and totals["records_dead"] > self.max_count:
+            return f"{say_letters(totals)}; dead_letters.max_count allows {self.max_count}"
         for reason, limit in self.max_count_by_reason.items():
             if dead_by_reason.get(reason, 0) > limit:
                 count = dead_by_reason[reason]
@@ -97,6 +102,17 @@ class Budget:
             return seen >= max(_FEWEST_FILES, min(_ENOUGH_SHARE * self.planned_files, _ENOUGH_FILES))
         enough = totals["bytes_read"] >= min(_ENOUGH_SHARE * self.planned_bytes, _ENOUGH_BYTES)
         return enough and (key == "bytes" or totals["records_read"] >= _ENOUGH_RECORDS)
+
+
+def say_letters(totals: Mapping[str, Any]) -> str:
+    """Returns how many dead letters there are and, where regions hide more, about how many records these held."""
+    dead, estimate = totals["records_dead"], totals.get(ESTIMATE, 0)
+    letters = f"{dead:,} dead letter{'s' if dead != 1 else ''}"
+    return f"{letters}, about {estimate:,} records" if estimate > dead else letters
+
+
+def _in_brackets(totals: dict[str, int]) -> str:
+    return f" ({say_letters(totals)})" if totals.get(ESTIMATE, 0) > totals["records_dead"] else ""
 
 
 def dead_fraction(totals: dict[str, int]) -> dict[str, float]:

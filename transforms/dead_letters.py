@@ -159,6 +159,7 @@ def to_line(letter: DeadLetter, payload_index: int | None, max_payload_bytes: in
         "position": letter.position,
         **{key: _safe_value(value) for key, value in letter.extra.items()},
         "length": letter.length,
+        **({} if letter.records_estimate is None else {"records_estimate": letter.records_estimate}),
         "step": safe_text(letter.step, MAX_ERROR_CHARS),
         "reason": reason_code(letter.reason),
         "error_type": safe_text(letter.error_type, MAX_ERROR_CHARS),
@@ -188,7 +189,26 @@ def from_fields(fields: dict[str, Any], payload: bytes | None) -> DeadLetter:
         extra={name: value for name, value in fields.items() if name not in _LINE_FIELDS},
         attempts=fields["attempts"],
         carried=fields,
+        records_estimate=fields.get("records_estimate"),
     )
+
+
+_SINGLE = {"record_too_large", "empty_file"}
+
+
+def estimate_records(letters: list[DeadLetter], record_bytes: float) -> None:
+    """Estimates how many records were in what the reader could not read.
+
+    Args:
+        letters: Letters; those of single records and those that are carried along stay as they are.
+        record_bytes: Mean bytes of a record by the plan, so that no cut and no batch changes the estimate; 0 if unknown.
+    """
+    if not record_bytes:
+        return
+    for letter in letters:
+        is_kept = letter.payload is not None or letter.carried is not None
+        if letter.step == "read" and not is_kept and letter.reason not in _SINGLE and "row" not in letter.extra:
+            letter.records_estimate = max(1, round(letter.length / record_bytes))
 
 
 def _safe_value(value: object) -> object:

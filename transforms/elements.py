@@ -95,6 +95,8 @@ class JobSpec:
         max_count_by_reason: Budget: largest number of dead letters of a reason.
         planned_bytes: Decompressed bytes that the plan expects to read.
         planned_files: Files that the plan reads.
+        record_bytes: Mean bytes of a record as the plan took it, from which the records in a damaged region are
+            estimated: the same for every cut and runner. 0 where it is not known.
         limit: Read at most this many records of the shard; 0 for all.
         rate_share: Part of every step's `max_per_sec` that is this machine's, where several share it.
         started_at: Unix time at which this run began, for the report.
@@ -127,6 +129,7 @@ class JobSpec:
     max_count_by_reason: dict[str, int] = dataclasses.field(default_factory=dict)
     planned_bytes: int = 0
     planned_files: int = 0
+    record_bytes: float = 0.0
     limit: int = 0
     rate_share: float = 1.0
     started_at: float = 0.0
@@ -163,6 +166,8 @@ class DeadLetter:
         extra: Further positions where they exist: row, line, member.
         attempts: How often it was tried: 1, and one more for each replay.
         carried: In a replay, the line of a letter that stays as it is but for its attempts; None otherwise.
+        records_estimate: About how many records a damaged region or unreadable file held; None for a single record and
+            where nothing is known of their size.
     """
 
     source: str
@@ -178,6 +183,12 @@ class DeadLetter:
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     attempts: int = 1
     carried: dict[str, Any] | None = None
+    records_estimate: int | None = None
+
+    @property
+    def hidden(self) -> int:
+        """Records that it probably stands for, beyond the one that it counts as."""
+        return max(0, (self.records_estimate or 1) - 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

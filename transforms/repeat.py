@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from transforms.books import add_up
+from transforms.books import EdgeWalk, add_up
 from transforms.elements import JobSpec, ShardInfo, ShardTask
 from transforms.reasons import committed_info, named_reasons
 from transforms.shard_reader import read_shard
@@ -17,8 +17,8 @@ from transforms.shard_writer import ShardWriter
 from transforms.steps.job_chain import Chain
 from transforms.store import Store
 
-_MAX_ROUNDS = 8
-"""One round settles every mistaken start; more are for mistakes that hid others. Each settles one at least."""
+SETTLED_ROUND = 2
+"""The round after the parallel one."""
 
 
 def find_apart(infos: list[ShardInfo], round_number: int) -> Iterator[ShardTask]:
@@ -55,14 +55,24 @@ def repeat_shard(store: Store, spec: JobSpec, chain: Chain, task: ShardTask) -> 
 
 
 def settle(store: Store, spec: JobSpec, chain: Chain, infos: list[ShardInfo]) -> list[ShardInfo]:
-    """Reads again what still does not meet after the parallel round, and returns all shards.
+    """Reads again, in order, what still does not meet after the parallel round, and returns all shards.
 
-    What does not meet even then (an input that changes while it is read) the books report.
+    The parallel round takes a range to end where it ended before, which is wrong where payloads hold framing that never
+    comes to an end with the records around it: several tracks of it run side by side, and each range had followed the
+    first it met. Here each range begins where the one before it has truly ended, as if one worker read the file from
+    its start: once over the plan, each shard read again at most once, with the sizes that were planned.
     """
-    for round_number in range(2, 2 + _MAX_ROUNDS):
-        tasks = list(find_apart(infos, round_number))
-        if not tasks:
-            break
-        again = {task.shard: repeat_shard(store, spec, chain, task) for task in tasks}
-        infos = [again.get(info.task.shard, info) for info in infos]
-    return infos
+    if any(info.not_run for info in infos):
+        return infos
+    walk = EdgeWalk()
+    settled: list[ShardInfo] = []
+    for info in infos:
+        boundary = walk.expected_start(info)
+        if boundary is not None:
+            task = dataclasses.replace(info.task, start_at=boundary, round=SETTLED_ROUND)
+            info = repeat_shard(store, spec, chain, task)
+        settled.append(info)
+        if info.not_run:
+            return [*settled, *infos[len(settled) :]]
+        walk.step(info)
+    return settled

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from transforms.dead_letters import estimate_records
 from transforms.elements import (
     BATCH_MAX_BYTES,
     BATCH_MAX_RECORDS,
@@ -47,6 +48,7 @@ def read_letters(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool
             span = _span(task, listed)
             last = listed.offset == task.last_offset and span.asked_end < listed.source.size
             for chunk in _chunks(spec, group.taken, listed, joins=joins, goes_on=last, isolated=isolated):
+                estimate_records(chunk.dead, spec.record_bytes)
                 batch = RecordBatch.of_chunk(task, listed.source, chunk)
                 batch.span, batch.rolls = span, True
                 yield batch

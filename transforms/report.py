@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import importlib.metadata
 import platform
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from transforms.ahead import map_ahead
 from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, judge
-from transforms.budget import Budget, dead_fraction
+from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
 from transforms.inputs import read_inputs
 from transforms.ledger import Ledger, ledger_name, read_entry, read_published
@@ -24,6 +25,7 @@ from transforms.store import Store
 VERIFIED_NAME = "_gristmill/verify.json"
 """What `verify` found, when it last ran as a pipeline."""
 _BUDGET = ("max_fraction", "max_count", "max_count_by_reason")
+_NUM_WORST = 3  # What a screen has room for.
 _MAX_SOURCES = 1_000  # Sources with losses that the report names; the ledgers hold them all.
 _PACKAGES = ("gristmill", "apache-beam", "array-record", "google-crc32c", "numpy", "protobuf")
 
@@ -112,6 +114,7 @@ class _Tally:
     shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     lossy: list[SourceRow] = dataclasses.field(default_factory=list)
     num_lossy: int = 0
+    worst: list[SourceRow] = dataclasses.field(default_factory=list)
     _shared: SourceRow | None = None  # A file that several shards share, until its last row is in.
 
     def add(self, ledger: Ledger, names: dict[str, str], dead: dict[str, int]) -> None:
@@ -129,8 +132,7 @@ class _Tally:
     def _add_row(self, row: SourceRow) -> None:
         shared = self._shared
         if shared is not None and shared.index == row.index:
-            for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes"):
-                setattr(shared, name, getattr(shared, name) + getattr(row, name))
+            shared.add(row)
             return
         self.close()
         if row.is_whole():
@@ -149,6 +151,18 @@ class _Tally:
             self.num_lossy += row.count
             if len(self.lossy) < _MAX_SOURCES:
                 self.lossy.append(row)
+        if row.dead:
+            self.worst = heapq.nlargest(_NUM_WORST, [*self.worst, row], key=_badness)
+
+
+def _badness(row: SourceRow) -> tuple[int, int, int]:
+    return row.dead + row.hidden, row.dead_bytes, -row.index
+
+
+def worst_first(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the few sources of a report that have lost most, the worst first."""
+    dead = [entry for entry in entries if entry["records_dead"]]
+    return heapq.nlargest(_NUM_WORST, dead, key=lambda entry: (entry[ESTIMATE], entry["bytes_dead"]))
 
 
 def build_report(
@@ -190,7 +204,7 @@ def build_report(
         **{name: totals[name] for name in FILES},
         "files_skipped": header["num_skipped"],
         "files_duplicate": header["num_duplicates"],
-        **{name: totals[name] for name in (*COUNTS, *BYTES)},
+        **{name: totals[name] for name in (*COUNTS, ESTIMATE, *BYTES)},
         "dead_fraction": dead_fraction(totals),
         "dropped_by_reason": dict(sorted(tally.dropped.to_fields().items())),
         "dead_by_reason": dict(sorted(tally.dead.to_fields().items())),
@@ -199,6 +213,7 @@ def build_report(
         "shards": tally.shards,
         "sources": list(_name_sources(store, tally.lossy)),
         "sources_with_losses": tally.num_lossy,
+        "worst_sources": worst_first(_name_sources(store, sorted(tally.worst, key=lambda row: row.index))),
         "notes": [
             *header["notes"],
             *_count_note(read_config(store), len(tally.shards)),
@@ -260,6 +275,7 @@ def _name_sources(store: Store, rows: list[SourceRow]) -> Iterator[dict[str, Any
                 "records_added": row.added,
                 "records_dropped": row.dropped,
                 "records_dead": row.dead,
+                ESTIMATE: row.dead + row.hidden,
                 "bytes_dead": row.dead_bytes,
             }
             following = next(waiting, None)

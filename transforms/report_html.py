@@ -19,8 +19,9 @@ _PAGE = """<!DOCTYPE html>
  <span class="{{ 'done' if r.status == 'done' else 'bad' }}">{{ r.status }}</span></h1>
 {% if r.message %}<p>{{ r.message }}</p>{% endif %}
 <h2>Records</h2><table>
-{% for key in ['records_read', 'records_added', 'records_written', 'records_dropped', 'records_dead'] %}
-<tr><td>{{ key[8:] }}</td><td class="n">{{ '{:,}'.format(r[key]) }}</td></tr>{% endfor %}</table>
+{% for key in ['records_read', 'records_added', 'records_written', 'records_dropped', 'records_dead',
+ 'records_dead_estimate'] %}
+<tr><td>{{ key[8:].replace('_', ' ') }}</td><td class="n">{{ '{:,}'.format(r[key]) }}</td></tr>{% endfor %}</table>
 <h2>Files and bytes</h2><table>
 {% for key in ['files_seen', 'files_read', 'files_empty', 'files_dead', 'files_skipped', 'files_duplicate',
  'bytes_read', 'bytes_written', 'bytes_dead'] %}

@@ -42,6 +42,7 @@ class Listed:
         was_dead: Whether nothing of the source could be converted before.
         taken_bytes: Bytes of the letters that the replay takes.
         tail: Position from which on letters of the reader cover the source to its end as listed; beyond it if none do.
+        taken_estimate: Records that the taken letters probably held, see `DeadLetter.records_estimate`.
     """
 
     offset: int
@@ -52,6 +53,7 @@ class Listed:
     was_dead: bool
     taken_bytes: int
     tail: int
+    taken_estimate: int = 0
 
 
 def listed_line(listed: Listed) -> bytes:
@@ -59,7 +61,7 @@ def listed_line(listed: Listed) -> bytes:
     fields: dict[str, object] = dict(name_fields("name", listed.source.name))
     fields.update(size=listed.source.size, mtime_ns=listed.mtime_ns, listed_size=listed.size)
     fields.update(letters=listed.letters, was_dead=listed.was_dead, taken_bytes=listed.taken_bytes)
-    fields["tail"] = listed.tail
+    fields.update(tail=listed.tail, taken_estimate=listed.taken_estimate)
     return to_json(fields)
 
 
@@ -78,7 +80,8 @@ def _listed(line: bytes, offset: int, index: int) -> Listed:
         fields = json.loads(line)
         source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"])
         sizes = fields["listed_size"], fields["mtime_ns"], fields["letters"]
-        return Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"], fields["tail"])
+        tail, estimate = fields["tail"], fields.get("taken_estimate", 0)
+        return Listed(offset, source, *sizes, fields["was_dead"], fields["taken_bytes"], tail, estimate)
     except (ValueError, KeyError, TypeError, AttributeError) as damage:
         raise DamagedLineError(f"is damaged at byte {offset}") from damage
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from transforms.budget import AbortWatch
-from transforms.dead_letters import describe_exception
+from transforms.dead_letters import describe_exception, estimate_records
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, RecordBatch, ShardTask, Span
 from transforms.formats import load_format
 from transforms.inputs import read_inputs
@@ -58,6 +58,7 @@ def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: boo
             if left is not None:
                 chunk = _cut(chunk, left)
                 left -= len(chunk.records) + len(chunk.dead)
+            estimate_records(chunk.dead, spec.record_bytes)
             yield RecordBatch.of_chunk(task, source, chunk)
             if left == 0:
                 break

@@ -207,6 +207,7 @@ class ShardWriter:
         row.dead += len(batch.dead)
         row.num_bytes += batch.num_bytes
         row.dead_bytes += sum(letter.length for letter in batch.dead)
+        row.hidden += sum(letter.hidden for letter in batch.dead)
         if batch.span is not None:
             row.span = batch.span
 

@@ -13,16 +13,16 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from transforms.books import BYTES, COUNTS, FILES, JobBooks, SourceRow, Verdict, judge
-from transforms.budget import Budget, dead_fraction
+from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import JobSpec, display_name
 from transforms.generations import DECIDED_NAME, FINISHED_NAME, base_of, generation_names, see_as
 from transforms.reasons import BEFORE_NAME, ReasonCounts, named_reasons
-from transforms.report import build_report, committed_shards, load_spec
+from transforms.report import build_report, committed_shards, load_spec, worst_first
 from transforms.reread import Listed, read_listed
 from transforms.state import open_inputs
 from transforms.store import Store
 
-_ADDED = (*COUNTS, *BYTES, "planned_shards", "committed_shards")
+_ADDED = (*COUNTS, ESTIMATE, *BYTES, "planned_shards", "committed_shards")
 _MAX_SOURCES = 1_000
 
 
@@ -154,6 +154,7 @@ class _Adder:
         consumed = replay.header["consumed"]
         for name in ("records_read", "records_dead"):
             self._report[name] -= consumed["records"]
+        self._report[ESTIMATE] -= consumed.get("estimate", consumed["records"])
         for name in ("bytes_read", "bytes_dead"):
             self._report[name] -= consumed["bytes"]
         self._dead.subtract(consumed["by_reason"])
@@ -175,6 +176,7 @@ class _Adder:
         entry["records_added"] += row.added
         entry["records_dropped"] += row.dropped
         entry["records_dead"] += row.dead - taken
+        entry[ESTIMATE] += row.dead + row.hidden - max(taken, listed.taken_estimate)
         entry["bytes_dead"] += row.dead_bytes - listed.taken_bytes
 
     def finish(self) -> dict[str, Any]:
@@ -183,6 +185,7 @@ class _Adder:
         lossy = [row for row in self._lossy.values() if row["records_dead"] or row["records_dropped"]]
         report["sources_with_losses"] -= len(self._lossy) - len(lossy)
         report["sources"] = lossy[:_MAX_SOURCES]
+        report["worst_sources"] = worst_first(lossy)
         report["dropped_by_reason"] = dict(sorted(self._dropped.to_fields().items()))
         report["dead_by_reason"] = dict(sorted(self._dead.to_fields().items()))
         report["dead_fraction"] = dead_fraction(report)
@@ -195,8 +198,7 @@ def merge_rows(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
     shared: SourceRow | None = None
     for row in rows:
         if shared is not None and shared.index == row.index:
-            for name in ("read", "written", "added", "dropped", "dead", "num_bytes", "dead_bytes"):
-                setattr(shared, name, getattr(shared, name) + getattr(row, name))
+            shared.add(row)
             continue
         if shared is not None:
             yield shared
@@ -271,6 +273,8 @@ def _judge_replay(store: Store, spec: JobSpec, books: JobBooks) -> Verdict:
     for name, key in (("records_read", "records"), ("records_dead", "records"), ("bytes_read", "bytes")):
         totals[name] -= consumed[key]
     totals["bytes_dead"] -= consumed["bytes"]
+    estimate = before["totals"].get(ESTIMATE, before["totals"]["records_dead"]) + books.totals[ESTIMATE]
+    totals[ESTIMATE] = estimate - consumed.get("estimate", consumed["records"])
     totals.update((name, before["totals"][name]) for name in FILES)  # At most fewer are dead.
     dead = Counter(before["dead_by_reason"]) + Counter(books.dead_by_reason)
     dead.subtract(consumed["by_reason"])
@@ -288,7 +292,7 @@ def _no_worse(after: dict[str, int], before: dict[str, int]) -> bool:
 def books_before(store: Store, budget: Budget) -> bytes:
     """Returns what `BEFORE_NAME` holds: the books of the whole before a replay, and the budget that it is judged by."""
     whole = build_whole(store, named=budget.max_count_by_reason)
-    totals = {name: whole[name] for name in (*COUNTS, *BYTES, *FILES)}
+    totals = {name: whole[name] for name in (*COUNTS, ESTIMATE, *BYTES, *FILES)}
     limits = {name: getattr(budget, name) for name in ("max_fraction", "max_count", "max_count_by_reason")}
     fields = {"totals": totals, "dead_by_reason": whole["dead_by_reason"], "budget": limits}
     return json.dumps(fields).encode()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import jobs
+from corpora import frame_all
+from pipelines.cli import main
 
 STEP = """
 from transforms.dead_letters import BadRecordError
@@ -156,3 +158,58 @@ def test_a_job_that_is_called_off_ends_normally_on_every_runner(
     assert done.returncode == 0, done.stderr
     assert len(good_records(tmp_path)) == 30 * 50
     assert json.loads((tmp_path / "out/manifest.json").read_text())["num_records"] == 30 * 50
+
+
+class TestRegions:
+    """Damaged regions, of which each is one dead letter and held many records."""
+
+    def write(self, folder: Path) -> None:
+        """Four files of 100 records of 116 bytes; regions of 30, 20 and 10 records in three of them are zero."""
+        for file, lost in enumerate((30, 20, 10, 0)):
+            data = bytearray(frame_all([b"%100d" % number for number in range(100)]))
+            data[10 * 116 : (10 + lost) * 116] = bytes(lost * 116)
+            (folder / f"f{file}").write_bytes(data)
+
+    def test_report_and_message_say_about_how_many_records_they_held(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "in").mkdir()
+        self.write(tmp_path / "in")
+        assert run(["--input", "in/*", "--output", "out", "--shards", "1"], "max_count=2") == 3
+        report = jobs.report(tmp_path / "out")
+        assert report["message"] == "3 dead letters, about 60 records; dead_letters.max_count allows 2"
+        assert (report["records_dead"], report["records_dead_estimate"]) == (3, 60)
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in printed if line.startswith("  worst")] == [
+            f"  worst    {tmp_path}/in/f0: 1 dead letter, about 30 records; 71 read",
+            f"  worst    {tmp_path}/in/f1: 1 dead letter, about 20 records; 81 read",
+            f"  worst    {tmp_path}/in/f2: 1 dead letter, about 10 records; 91 read",
+        ]
+        assert "  records  343 read, 0 added, 340 written, 0 dropped, 3 dead letters, about 60 records" in printed
+
+    def test_the_estimate_is_the_same_for_every_cut(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "in").mkdir()
+        self.write(tmp_path / "in")
+        for shards in ("1", "9"):
+            assert run(["--input", "in/*", "--output", f"out{shards}", "--shards", shards], "max_fraction=1") == 0
+        letters, others = (jobs.dead_letters(tmp_path / out) for out in ("out1", "out9"))
+        assert letters == others
+        assert [letter["records_estimate"] for letter in letters] == [30, 20, 10]
+
+    def test_status_says_both_and_a_replay_takes_back_what_it_recovers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "in").mkdir()
+        self.write(tmp_path / "in")
+        assert run(["--input", "in/*", "--output", "out"], "max_fraction=0.2") == 0
+        assert main(["status", "out"]) == 0
+        assert "3 dead letters, about 60 records" in capsys.readouterr().out
+        (tmp_path / "in/f0").write_bytes(frame_all([b"%100d" % number for number in range(100)]))
+        assert jobs.replay("out") == 0
+        report = jobs.report(tmp_path / "out")
+        assert (report["records_dead"], report["records_dead_estimate"], report["records_written"]) == (2, 30, 370)
+        assert [entry["records_dead_estimate"] for entry in report["sources"]] == [20, 10]
+        assert jobs.verify("out") == 0

@@ -25,6 +25,7 @@ from transforms.books import (
     judge,
 )
 from transforms.budget import Budget, dead_fraction
+from transforms.budget import ESTIMATE
 from transforms.elements import Input, ShardInfo, Span
 from transforms.plan import cut_shards
 
@@ -136,7 +137,7 @@ class TestAddUp:
         assert add_up(infos).apart == [(infos[number], first.span.start)]
 
     def test_nothing_adds_up_to_zeros(self) -> None:
-        assert add_up([]) == JobBooks(dict.fromkeys((*COUNTS, *BYTES, *FILES), 0), [])
+        assert add_up([]) == JobBooks(dict.fromkeys((*COUNTS, ESTIMATE, *BYTES, *FILES), 0), [])
 
     def test_file_that_spans_whole_shards_is_one_file(self) -> None:
         rows = [edge_row(5, 100, 25 * n, 25 * n + 25, 25 * n, 25 * n + 25) for n in range(4)]

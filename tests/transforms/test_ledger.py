@@ -130,6 +130,7 @@ class TestJson:
             "records_added": 0,
             "records_dropped": 0,
             "records_dead": 1,
+            "records_dead_estimate": 1,
             "bytes_read": 0,
             "bytes_written": 12,
             "bytes_dead": 0,
