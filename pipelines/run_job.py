@@ -24,6 +24,7 @@ from pipelines.supervisor import JobProcess, run_supervised
 from transforms.elements import JobSpec, to_json
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import build_report
+from transforms.scratch import delete_left_over
 from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store
@@ -42,6 +43,7 @@ def run_locked(command: str, store: Store, lock: JobLock, body: Callable[[], int
         body: The work; returns the exit status.
         spec: The job, to tell how far it is when somebody else holds the lock.
     """
+    delete_left_over()
     try:
         with lock, log_to_job(store):
             return body()
