@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import FAILED, USAGE, UsageError
 from pipelines.handlers import handled
 from pipelines.imports import without_collecting
+from pipelines.proxies import direct_to_this_machine
 from pipelines.streams import close_output, flush_streams, open_streams
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         # As Ctrl-C, so that what was begun is ended in order; a job sets handlers of its own.
-        with handled((signal.SIGTERM,), signal.default_int_handler, only_default=True):
+        with handled((signal.SIGTERM,), signal.default_int_handler, only_default=True), direct_to_this_machine():
             status = _run(args, unknown)
     except (Exception, KeyboardInterrupt) as error:
         status = _explain(args.command, error)

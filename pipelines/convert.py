@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import re
-import tempfile
 from typing import Any
 
 from pipelines import append
@@ -26,6 +25,7 @@ from pipelines.step_types import find_mismatches
 from pipelines.supervisor import JobProcess
 from transforms.finish import delete_leftovers
 from transforms.job_lock import JobLock, LockedError, read_lock
+from transforms.scratch import scratch_folder
 from transforms.state import read_config, read_report
 from transforms.steps.load import StepError, load_steps
 from transforms.store import OutputError, Store
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     check_remote(flags, config.write.output, config.source.patterns, detach=args.detach)
     tell_file_systems(flags, [config.write.output, *config.source.patterns])
     store = open_output(config.write.output)
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+    with scratch_folder() as scratch:
         how = Run(flags, workers, scratch, JobLock(store, is_running=is_running), process, args.detach)
         if args.append and append.has_job(store):
             return append.run(args, store, config, how)

@@ -13,11 +13,11 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 
 from pipelines import cli
 from pipelines.errors import USAGE, UsageError
+from transforms.scratch import scratch_folder
 
 LISTS = ("input", "step", "set")
 """Parameters that may be given as a JSON list of texts."""
@@ -132,7 +132,7 @@ def main(flags: Sequence[str] | None = None) -> int:
     Returns:
         The exit status of `gristmill convert`; the launcher takes any but 0 for a failed launch.
     """
-    with tempfile.TemporaryDirectory(prefix="gristmill-template-") as folder:
+    with scratch_folder("template-") as folder:
         try:
             arguments = to_arguments(sys.argv[1:] if flags is None else flags, lambda url: fetch_object(url, folder))
         except UsageError as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.errors import CAUSES
+from transforms.scratch import scratch_folder
 from transforms.store import LocalStore, OutputError, Store
 
 _LOG_NAME = "_gristmill/job.log"
@@ -53,6 +53,11 @@ def log_to_job(store: Store) -> Iterator[None]:
         yield
 
 
+def log_to_terminal() -> contextlib.AbstractContextManager[None]:
+    """Logs the same to the terminal alone, for a command that is no job."""
+    return _logging_to(None)
+
+
 @contextlib.contextmanager
 def _log_file(store: Store) -> Iterator[str]:
     """Gives the path of the log; a store gets what was logged when the job ends, behind what it has."""
@@ -61,7 +66,7 @@ def _log_file(store: Store) -> Iterator[str]:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with scratch_folder() as folder:
         path = os.path.join(folder, "job.log")
         try:
             yield path
@@ -72,10 +77,12 @@ def _log_file(store: Store) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _logging_to(path: str) -> Iterator[None]:
+def _logging_to(path: str | None) -> Iterator[None]:
     terminal = logging.StreamHandler()
     terminal.addFilter(_ForTerminal())
-    handlers: list[logging.Handler] = [terminal, logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")]
+    handlers: list[logging.Handler] = [terminal]
+    if path is not None:
+        handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level

@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.beam_options import flag_value
 from pipelines.errors import CAUSES
 from pipelines.imports import without_collecting
+from transforms.elements import JobSpec
 from transforms.store import OutputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def worker_environment() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del os.environ["PYTHONSAFEPATH"]
+            os.environ.pop("PYTHONSAFEPATH", None)  # A step may have taken it away already.
         else:
             os.environ["PYTHONSAFEPATH"] = before
 
@@ -107,17 +108,31 @@ def run_pipeline(spec: Any, flags: list[str], num_workers: int) -> None:
     """Builds and runs the pipeline to its end.
 
     Args:
-        spec: The job, whose plan stands in the output directory.
+        spec: The job, whose plan stands in the output directory; or what is to be verified there.
         flags: Beam flags.
         num_workers: Workers to spread over; 1 where the runner balances by itself.
 
     Raises:
         OutputError: The job could not finish; the message is the cause.
     """
-    with without_collecting():
-        from transforms.convert import ConvertCorpus
+    wait_for(submit_pipeline(root_transform(spec, num_workers), flags))
 
-    wait_for(submit_pipeline(ConvertCorpus(spec, num_workers), flags))
+
+def root_transform(spec: Any, num_workers: int) -> Any:
+    """Returns the transform that does what is asked for.
+
+    Args:
+        spec: A job, or what is to be verified.
+        num_workers: See `run_pipeline`.
+    """
+    with without_collecting():
+        if isinstance(spec, JobSpec):
+            from transforms.convert import ConvertCorpus
+
+            return ConvertCorpus(spec, num_workers)
+        from transforms.verify_shards import VerifyShards
+
+        return VerifyShards(spec, num_workers)
 
 
 def submit_pipeline(transform: Any, flags: list[str]) -> Any:
@@ -162,9 +177,14 @@ def _telling_causes() -> Iterator[None]:
         raise OutputError(find_cause(error)) from error
 
 
+def has_worker_processes(flags: list[str]) -> bool:
+    """Whether Beam flags ask for the local runner with worker processes."""
+    return flag_value(flags, "direct_running_mode") == "multi_processing" and is_local(flags)
+
+
 def _make_runner(flags: list[str]) -> Any:
     """Returns the local runner with worker processes of our own; None where the flags ask for another."""
-    if flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+    if not has_worker_processes(flags):
         return None
     from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
     from apache_beam.transforms.environments import SubprocessSDKEnvironment
@@ -176,7 +196,7 @@ def _make_runner(flags: list[str]) -> Any:
 
 def _without_mode(flags: list[str]) -> list[str]:
     """Returns the flags without the mode that would put Beam's own worker command in the place of ours."""
-    if flag_value(flags, "direct_running_mode") != "multi_processing" or not is_local(flags):
+    if not has_worker_processes(flags):
         return flags
     return [flag for flag in flags if not flag.startswith(("--runner=", "--direct_running_mode="))]
 

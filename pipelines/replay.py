@@ -7,7 +7,6 @@ import importlib
 import linecache
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +33,7 @@ from transforms.generations import generation_name, see_as
 from transforms.job_lock import JobLock
 from transforms.letters import Selection
 from transforms.report import changed_keys
+from transforms.scratch import scratch_folder
 from transforms.state import read_report
 from transforms.store import Store
 from transforms.whole import Generation, load_generation
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     check_steps(config)
     check_remote(flags, args.output, detach=args.detach)
     selection = Selection(*(_flat(values) for values in (args.reason, args.step, args.source)))
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+    with scratch_folder() as scratch:
         how = Run(flags, workers, scratch, JobLock(base.store, is_running=is_running), process, args.detach)
         return run_locked("replay", base.store, how.lock, lambda held: replay(held, config, selection, how))
 

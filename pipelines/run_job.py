@@ -26,6 +26,7 @@ from transforms.elements import JobSpec, to_json
 from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError
 from transforms.report import build_report
+from transforms.scratch import delete_left_over
 from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
 from transforms.store import OutputError, Store
@@ -46,6 +47,7 @@ def run_locked(
         body: The work; is given the output directory as the lock's holder may change it, returns the exit status.
         spec: The job, to tell how far it is when somebody else holds the lock.
     """
+    delete_left_over()
     try:
         with lock, log_to_job(store):
             return body(fence(store, lock.token))

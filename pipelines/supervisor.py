@@ -132,6 +132,22 @@ def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
         store.clean()  # All processes have ended; what they were writing has no name.
 
 
+def run_once(order: Order) -> None:
+    """Runs a pipeline that leaves nothing behind to go on from, in a process of its own.
+
+    Raises:
+        OutputError: It could not finish; the message is the cause.
+    """
+    with JobProcess() as process:
+        outcome = process.run(order)
+    if "done" not in outcome:
+        raise OutputError(outcome.get("error") or _what_died(outcome))
+
+
+def _what_died(outcome: dict[str, Any]) -> str:
+    return str(outcome.get("lost") or f"the job's process died ({outcome.get('died')})")
+
+
 def _processes(first: JobProcess) -> Iterator[JobProcess]:
     yield first
     while True:
@@ -160,7 +176,7 @@ class _Deaths:
         self._without_progress = 0 if committed > self._committed or blamed else self._without_progress + 1
         self._committed = committed
         shards = ", ".join(sorted({mark.shard_key for mark in blamed})) or "none"
-        what = outcome.get("lost") or f"the job's process died ({outcome.get('died')})"
+        what = _what_died(outcome)
         _LOGGER.warning("%s while at shards %s; starting again from what is committed", what, shards)
         for shard, count in self._by_shard.items():
             if count >= _MAX_DEATHS_BY_SHARD:

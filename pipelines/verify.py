@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,12 +13,16 @@ from pipelines.beam_options import check_flags, tell_file_systems
 from pipelines.dataflow import Load, make_job_name
 from pipelines.errors import DONE, FAILED, OVER_BUDGET, UNBALANCED
 from pipelines.imports import without_collecting
+from pipelines.job_log import log_to_terminal
+from pipelines.job_process import Order
 from pipelines.remote_job import check_remote, complete_flags, outlives
 from pipelines.report import load_report
+from pipelines.supervisor import run_once
 from transforms.ahead import map_ahead
 from transforms.check_shard import Found, ShardChecker, add_up
 from transforms.child_call import ChildCall
 from transforms.report import VERIFIED_NAME
+from transforms.scratch import scratch_folder
 from transforms.store import OutputError, Store
 from transforms.verify import VerifyOrder, conclude, list_tasks, order_verify, read_result, write_result
 
@@ -143,16 +146,26 @@ def _verify_on_runner(order: VerifyOrder, flags: list[str], sizes: list[int], *,
         UsageError: It cannot run there.
         OutputError: It could not finish; the message is the cause.
     """
-    count = 0
     if local_runner.is_local(flags):
-        count = local_runner.asked_workers(flags) or 0
-        flags = local_runner.local_flags(flags, count)
+        _verify_in_processes(order, flags)
+        return
     with without_collecting():
         from transforms.verify_shards import VerifyShards
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+    with scratch_folder() as scratch:
         if outlives(flags):
             load = Load(order.num_shards, sum(sizes) / _BYTES_PER_SEC, max(sizes, default=0))
             flags = complete_flags(flags, make_job_name("verify", "", order.plan_id), load, [], scratch)
-        result = local_runner.submit_pipeline(VerifyShards(order, max(1, count)), flags)
+        result = local_runner.submit_pipeline(VerifyShards(order), flags)
     if not detach:
         local_runner.wait_for(result)
+
+
+def _verify_in_processes(order: VerifyOrder, flags: list[str]) -> None:
+    """Runs the pipeline on this machine; worker processes are watched over as those of a job."""
+    count = local_runner.asked_workers(flags) or 0
+    flags = local_runner.local_flags(flags, count)
+    if local_runner.has_worker_processes(flags):
+        run_once(Order(order, flags, count))
+    else:
+        with log_to_terminal():
+            local_runner.wait_for(local_runner.submit_pipeline(local_runner.root_transform(order, max(1, count)), flags))

@@ -8,10 +8,10 @@ import itertools
 import json
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
 
 from transforms.elements import name_fields, to_json
+from transforms.scratch import scratch_folder
 
 ROWS_AT_ONCE = 10_000
 _quote = json.encoder.encode_basestring
@@ -57,7 +57,7 @@ ORDER BY pattern, name
 @contextlib.contextmanager
 def found_table() -> Iterator[sqlite3.Connection]:
     """Opens an empty table that lives as long as the context."""
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with scratch_folder() as folder:
         table = sqlite3.connect(os.path.join(folder, "inputs.sqlite"), isolation_level=None)
         try:
             table.execute("PRAGMA journal_mode=OFF")

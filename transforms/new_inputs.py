@@ -11,13 +11,13 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from transforms.elements import Input, display_name, name_from_fields
 from transforms.inputs import Listing, list_inputs, read_inputs
 from transforms.plan import COMPRESSED_SUFFIXES
+from transforms.scratch import scratch_folder
 from transforms.state import open_inputs
 from transforms.whole import Generation, dead_sources
 
@@ -32,7 +32,7 @@ class ChangedInputsError(ValueError):
 @contextlib.contextmanager
 def name_table() -> Iterator[sqlite3.Connection]:
     """Opens an empty table `known (name, size, mtime_ns)` that lives as long as the context."""
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with scratch_folder() as folder:
         table = sqlite3.connect(os.path.join(folder, "names.sqlite"), isolation_level=None)
         try:
             for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-65536", "temp_store=FILE"):
@@ -60,7 +60,7 @@ def list_new_inputs(arguments: list[str], path: str, excluded_folder: str, made:
         ChangedInputsError: An input that was converted has changed since.
         StateError: The list of a generation is gone or damaged.
     """
-    with name_table() as known, tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with name_table() as known, scratch_folder() as folder:
         all_path = os.path.join(folder, "all.jsonl")
         listing = list_inputs(arguments, all_path, excluded_folder, may_be_gone=True)
         for generation in made:

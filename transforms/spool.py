@@ -1,24 +1,21 @@
 """Local files on their way to or from a store that has no paths, within what the disk has free.
 
-They lie in the folder for temporary files (`TMPDIR`), each in a folder of its own with a lock on it. The system gives
-the lock up when the process dies, however it dies, so that the next job can tell what nobody needs any more.
+They lie in the folder for temporary files (`TMPDIR`), see `transforms.scratch`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 
+from transforms.scratch import ScratchFolder
+from transforms.scratch import delete_left_over as delete_left_over
 from transforms.store import OutputError
 
-_PREFIX = "gristmill-spool-"
-_LOCK = "lock"
+_KIND = "spool-"
 _RESERVE_BYTES = 64 << 20
 """What a spool leaves free for everybody else."""
 
@@ -38,24 +35,12 @@ class SpoolFile:
 
     def __init__(self, num_bytes: int = 0) -> None:
         check_room(num_bytes)
-        try:
-            folder = tempfile.mkdtemp(prefix=_PREFIX)
-            self._lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise OutputError(f"cannot write to the folder for temporary files: {error}") from error
-        self.path = os.path.join(folder, "data")
-        self._remove = weakref.finalize(self, _remove, folder, self._lock, os.getpid())
+        self._folder = ScratchFolder(_KIND)
+        self.path = os.path.join(self._folder.path, "data")
 
     def close(self) -> None:
         """Deletes the file now."""
-        self._remove()
-
-
-def _remove(folder: str, lock: int, pid: int) -> None:
-    if os.getpid() == pid:  # A forked child has a copy of us, not the file.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        self._folder.close()
 
 
 def check_room(num_bytes: int) -> None:
@@ -100,19 +85,3 @@ def spooled(num_bytes: int) -> Iterator[str]:
         yield file.path
     finally:
         file.close()
-
-
-def delete_left_over() -> None:
-    """Deletes what processes that were killed have left."""
-    for folder in glob.iglob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
-        with contextlib.suppress(OSError):  # Another user's, or another process is faster.
-            _delete_if_left(folder)
-
-
-def _delete_if_left(folder: str) -> None:
-    lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)
