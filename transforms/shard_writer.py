@@ -16,10 +16,12 @@ from typing import BinaryIO
 import google_crc32c
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from transforms.books import SourceRow, append_row
+from transforms.books import SourceRow, add_rows, append_row
 from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
+from transforms.journal import forget_journal
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
+from transforms.shard_progress import ProgressNote
 from transforms.store import OutputError, Spool, Store
 from transforms.tries import forget_tries, unmark_try
 
@@ -102,6 +104,8 @@ class ShardWriter:
         self._dropped: Counter[str] = Counter()
         self._dead: Counter[str] = Counter()
         self._try = 0
+        self._has_journal = False
+        self._progress = ProgressNote(store, spec, task)
 
     def add(self, batch: RecordBatch) -> None:
         """Takes the next batch.
@@ -110,6 +114,7 @@ class ShardWriter:
             OutputError: It cannot be written.
         """
         self._try = batch.try_number
+        self._has_journal |= batch.journalled
         if batch.source is not None:
             self._enter(batch)
         if batch.records:
@@ -120,6 +125,9 @@ class ShardWriter:
         for letter in batch.kept:
             self._letters.add(letter)
         self._dropped.update(batch.dropped)
+        # Of an attempt that was killed there may be a note, which is not true any more.
+        if self._progress.is_due() or (batch.sequence == 0 and self._try > 1):
+            self._progress.write(self._books(), dict(self._dropped), dict(self._dead))
 
     def commit(self) -> ShardInfo:
         """Makes everything durable and commits it, or yields to the attempt that did so first."""
@@ -144,6 +152,9 @@ class ShardWriter:
         if winner is not mine:
             self._delete_files()
         forget_tries(self._store, self._spec, self._task.shard, self._try)
+        self._progress.forget()
+        if self._has_journal:
+            forget_journal(self._store, self._spec, self._task.shard)
         return winner.to_info(self._task)
 
     def abandon(self) -> None:
@@ -154,6 +165,7 @@ class ShardWriter:
         if self._part is not None:
             self._part.abandon()
         self._letters.abandon()
+        self._progress.forget()
         if not self._is_committed():
             self._delete_files()
         if self._try:
@@ -186,6 +198,12 @@ class ShardWriter:
     def spec(self) -> JobSpec:
         """The job."""
         return self._spec
+
+    def _books(self) -> dict[str, int]:
+        """Returns the totals so far."""
+        books = add_rows([*self._rows, *filter(None, [self._row])])
+        books["bytes_written"] = sum(part.size for part in self._parts)
+        return books
 
     def _enter(self, batch: RecordBatch) -> None:
         """Adds the batch to the row of its source."""
