@@ -62,6 +62,8 @@ class ShardJournal:
         """Keeps a frame; returns its offset, None when the journal cannot be written."""
         try:
             return self._file.append(key, place, body)
+        except FileNotFoundError:
+            return None  # Another attempt has committed the shard and deleted the journal, or this one has ended.
         except OSError as error:
             if not self._failed:
                 self._failed = True

@@ -16,7 +16,7 @@ from transforms.elements import JobSpec, ShardTask
 from transforms.store import OutputError, Store
 
 PROGRESS = "_gristmill/progress/"
-NEAR_SECS = 3.0
+NEAR_SECS = 2.0
 """How often a note is written where that takes milliseconds."""
 
 FAR_SECS = 30.0

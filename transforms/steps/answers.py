@@ -34,6 +34,9 @@ _FIRST_WATCHED = 32
 """Records of which the time is taken at the beginning; later on it is one a batch, since a look costs as much as
 a cheap step."""
 
+_STRETCH = 16
+"""Records between two looks whether a step has turned out to be slow."""
+
 _HOW = (*OPTION_NAMES, "max_in_flight", "backoff_secs")
 """Parameters that say how a step is called, and do not change what it answers."""
 
@@ -120,13 +123,22 @@ class Answers:
             journal: The journal of their shard, None where nothing is to be kept.
         """
         if journal is None or not self.may_keep:
-            yield from itertools.repeat(None, len(positions))
-            return
-        left = len(positions) if not journal.is_empty else max(1, _FIRST_WATCHED - self._watched)
+            return itertools.repeat(None, len(positions))
+        return itertools.chain.from_iterable(self._stretches(source, positions, journal))
+
+    def _stretches(
+        self, source: int, positions: Sequence[int], journal: ShardJournal
+    ) -> Iterator[Iterable[Place | None]]:
+        """Yields the places of a few records at a time: a single one may cost less than a generator's turn."""
+        watched = len(positions) if not journal.is_empty else max(1, _FIRST_WATCHED - self._watched)
         self._watched += len(positions)
-        state = self._state
-        for number, position in enumerate(positions):
-            yield Place(journal, source, position) if number < left or state.keeps else None
+        yield (Place(journal, source, position) for position in positions[:watched])
+        for start in range(watched, len(positions), _STRETCH):
+            stretch = positions[start : start + _STRETCH]
+            if self._state.keeps:
+                yield (Place(journal, source, position) for position in stretch)
+            else:
+                yield itertools.repeat(None, len(stretch))
 
     def about(self, place: Place, record: bytes) -> RecordAnswers:
         """Returns the calls for one record.
