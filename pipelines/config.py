@@ -154,6 +154,14 @@ class StepOptionsConfig(_Numbers):
     retries: int = pydantic.Field(0, ge=0, le=100)
     max_per_sec: float | None = pydantic.Field(None, ge=_MIN_PER_SEC)
     max_memory_bytes: Annotated[Bytes, pydantic.Field(ge=_MEMORY_BYTES[0], le=_MEMORY_BYTES[1])] | None = None
+    journal: Literal["auto"] | bool = "auto"
+
+    @pydantic.field_validator("journal", mode="plain")
+    @classmethod
+    def _check_journal(cls, value: Any) -> Any:
+        if value != "auto" and not isinstance(value, bool):
+            raise ValueError("must be true, false or auto")
+        return value
 
 
 def _check_options(number: int, step: dict[str, Any]) -> dict[str, Any]:

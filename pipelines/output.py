@@ -14,12 +14,14 @@ from pipelines.plan_job import PlannedJob
 from transforms.ahead import map_ahead
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
-from transforms.finish import REPLACED_NAME, delete_all, read_replaced
+from transforms.finish import ON_THE_WAY, REPLACED_NAME, delete_all, read_replaced
 from transforms.generations import REPLAYED, STATE, confirm, generation_names, renew, see_as
+from transforms.journal import stray_journals
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import VERIFIED_NAME, changed_keys
+from transforms.shard_progress import PROGRESS
 from transforms.state import (
     MANIFEST_NAME,
     REPORT_NAME,
@@ -30,7 +32,6 @@ from transforms.state import (
     read_report,
 )
 from transforms.store import OutputError, Store, open_store
-from transforms.tries import TRIES
 
 
 def open_output(root: str) -> Store:
@@ -200,6 +201,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         put_inputs_back(store, job)
     store.delete(ABORT_NAME)
     _delete_stray_attempts(store, job.spec)
+    delete_all(store, [*stray_journals(store, job.spec), *(name for name, _ in store.list(PROGRESS))])
     confirm(store)
 
 
@@ -245,7 +247,7 @@ def _set_old_state_aside(store: Store) -> None:
         store.delete(name)
     for generation in reversed(generations):
         delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])
-    for prefix in (LEDGERS, PUBLISHED, ATTEMPTS, TRIES):
+    for prefix in (LEDGERS, PUBLISHED, *ON_THE_WAY):
         delete_all(store, [name for name, _ in store.list(prefix)])
 
 

@@ -221,7 +221,8 @@ def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int)
     return {
         "inputs": listing.digest,
         "source": source,
-        "steps": config.steps,
+        # Whether answers are kept while the job runs decides no byte of it.
+        "steps": [{key: value for key, value in step.items() if key != "journal"} for step in config.steps],
         "code of steps": source_digest(config.steps),
         "write": write,
         "dead letters": [config.dead_letters.path, config.dead_letters.max_payload_bytes],

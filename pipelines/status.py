@@ -42,18 +42,19 @@ def job_status(store: Store) -> dict[str, Any]:
     Returns:
         `status` is running, or done, over_budget and so on as in the report, or stopped where the same command has
         to go on; `lock` is who holds the lock, `service` what the service that runs the job says of it. Then come the
-        books of all committed shards, and `per_sec` with what was done a second lately.
+        books of all committed shards and of the attempts that run, `running` with how many these are and what of the
+        books is theirs, and `per_sec` with what was done a second lately.
 
     Raises:
         FileNotFoundError: There is no job.
         ValueError: What stands there is no plan.
     """
     job = (list_generations(store) or [load_generation(store, "")])[-1]
-    watch = JobWatch(job.store, job.spec, may_call_off=False)
-    watch.look()
     holder, service = _holder(store)
+    watch = JobWatch(job.store, job.spec, may_call_off=False, runs=holder is not None)
+    watch.look()
     speed = watch.speed(None if holder is None else holder.get("since"))
-    left = job.spec.num_shards - watch.num_committed
+    left = job.spec.num_shards - watch.shards_done
     totals = watch.totals
     return {
         "status": "running" if holder is not None else _status_at_rest(job),
@@ -67,8 +68,12 @@ def job_status(store: Store) -> dict[str, Any]:
         **{name: totals.get(name, 0) for name in (*COUNTS, ESTIMATE, *BYTES)},
         "dead_by_reason": watch.dead_by_reason,
         "dropped_by_reason": watch.dropped_by_reason,
+        "running": {
+            "shards": len(watch.running),
+            **{name: sum(one.books.get(name, 0) for one in watch.running) for name in (*COUNTS, *BYTES)},
+        },
         "per_sec": speed,
-        "secs_left": left / speed["shards"] if speed is not None and left else None,
+        "secs_left": left / speed["shards"] if speed is not None and speed["shards"] and left else None,
     }
 
 
@@ -103,6 +108,9 @@ def _print(store: Store, status: dict[str, Any]) -> None:
         if status[text] is not None:
             print(f"  {name:8} {status[text]}")
     print_counts(status)
+    running = status["running"]
+    if running["shards"]:
+        print(f"  running  {running['records_read']:,} of these read in {running['shards']:,} shards that are not done")
     speed = status["per_sec"]
     if speed is not None:
         left = f", about {status['secs_left']:,.0f} s left" if status["secs_left"] is not None else ""

@@ -102,7 +102,7 @@ def run_plainly(spec: JobSpec, flags: list[str], num_workers: int) -> None:
     store = open_job_store(spec)
     with store.open(PLAN_NAME) as plan:
         tasks = [task for _, task in read_tasks(plan)]
-    with contextlib.closing(load_chain(spec)) as chain:
+    with contextlib.closing(load_chain(spec, store)) as chain:
         infos = settle(store, spec, chain, [repeat_shard(store, spec, chain, task) for task in tasks])
     for order in list(number_parts(infos, spec)):
         give_names(store, spec, order)

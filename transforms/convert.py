@@ -77,7 +77,7 @@ class _RepeatShardFn(beam.DoFn):
 
     def setup(self) -> None:
         self._store = open_job_store(self._spec)
-        self._chain = load_chain(self._spec)
+        self._chain = load_chain(self._spec, self._store)
 
     def process(self, element: tuple[int, Iterable[ShardTask]]) -> Iterator[ShardInfo]:
         for task in element[1]:

@@ -32,11 +32,13 @@ class BadRecordError(ValueError):
     Args:
         reason: Short snake_case code, counted in the report.
         message: What is wrong with the record.
+        may_pass: Whether the record is not to blame, so that another run of the job should try it again.
     """
 
-    def __init__(self, reason: str, message: str = "") -> None:
+    def __init__(self, reason: str, message: str = "", *, may_pass: bool = False) -> None:
         super().__init__(message or reason)
         self.reason = reason
+        self.may_pass = may_pass
 
 
 class JobInterrupted(KeyboardInterrupt):

@@ -257,6 +257,7 @@ class RecordBatch:
         isolated: Whether every step must run in a child process, because a worker died on this shard before.
         origins: In a replay, the dead letter that each record comes from; None otherwise.
         kept: In a replay, dead letters that it does not take: they go to the new file and stand in no books of it.
+        journalled: Whether the shard has a journal, which is deleted once it is committed.
     """
 
     task: ShardTask
@@ -278,6 +279,7 @@ class RecordBatch:
     isolated: bool = False
     origins: list[DeadLetter] | None = None
     kept: list[DeadLetter] = dataclasses.field(default_factory=list)
+    journalled: bool = False
 
     @classmethod
     def of_chunk(cls, task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:

@@ -10,9 +10,11 @@ from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec, to_json
 from transforms.generations import FINISHED_NAME, base_of, confirm
+from transforms.journal import JOURNALS
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
 from transforms.report import build_report, committed_shards, load_spec
+from transforms.shard_progress import PROGRESS
 from transforms.state import MANIFEST_NAME, REPORT_NAME
 from transforms.store import Store
 from transforms.tries import TRIES
@@ -21,6 +23,9 @@ from transforms.whole import add_generations, build_whole, whole_spec
 REPORT_HTML_NAME = "_gristmill/report.html"
 REPLACED_NAME = "_gristmill/replaced.json"
 """Names of an older set that `--overwrite` replaces: they go once the new set is whole."""
+ON_THE_WAY = (ATTEMPTS, TRIES, JOURNALS, PROGRESS)
+"""What there is of shards that are not committed yet."""
+
 _MANIFEST_VERSION = 1
 
 
@@ -76,14 +81,14 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     write_report(store, report)
     committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
     delete_all(store, (file.name for ledger in committed for file in ledger.files()))
-    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    delete_all(store, [name for prefix in ON_THE_WAY for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
 
 
 def delete_leftovers(store: Store) -> None:
     """Deletes what a job needs only while it runs."""
-    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    delete_all(store, [name for prefix in ON_THE_WAY for name, _ in store.list(prefix)])
     store.delete(REPLACED_NAME)
 
 

@@ -105,7 +105,7 @@ class Publish(beam.PTransform):
 
 def _settle(infos: list[ShardInfo], spec: JobSpec) -> list[ShardInfo]:
     store = open_job_store(spec)
-    with contextlib.closing(load_chain(spec)) as chain, keep_lock(store, spec.lock_token):
+    with contextlib.closing(load_chain(spec, store)) as chain, keep_lock(store, spec.lock_token):
         return settle(store, spec, chain, infos)
 
 

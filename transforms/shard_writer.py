@@ -16,13 +16,15 @@ from typing import BinaryIO
 import google_crc32c
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from transforms.books import SourceRow, append_row
+from transforms.books import SourceRow, add_rows, append_row
 from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
 from transforms.generations import confirm, unfenced
 from transforms.job_lock import LostLockError
+from transforms.journal import forget_journal
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
 from transforms.reasons import ReasonCounts, info_of, named_reasons
+from transforms.shard_progress import ProgressNote
 from transforms.store import OutputError, Spool, Store
 from transforms.tries import forget_tries, unmark_try
 
@@ -106,6 +108,8 @@ class ShardWriter:
         self._dropped = ReasonCounts()
         self._dead = ReasonCounts(self._named)
         self._try = 0
+        self._has_journal = False
+        self._progress = ProgressNote(store, spec, task)
 
     def add(self, batch: RecordBatch) -> None:
         """Takes the next batch.
@@ -114,6 +118,7 @@ class ShardWriter:
             OutputError: It cannot be written.
         """
         self._try = batch.try_number
+        self._has_journal |= batch.journalled
         if batch.source is not None:
             self._enter(batch)
         if batch.records:
@@ -124,6 +129,9 @@ class ShardWriter:
         for letter in batch.kept:
             self._letters.add(letter)
         self._dropped.update(batch.dropped)
+        # Of an attempt that was killed there may be a note, which is not true any more.
+        if self._progress.is_due() or (batch.sequence == 0 and self._try > 1):
+            self._progress.write(self._books(), dict(self._dropped), dict(self._dead))
 
     def commit(self) -> ShardInfo:
         """Makes everything durable and commits it, or yields to the attempt that did so first."""
@@ -148,6 +156,9 @@ class ShardWriter:
         if winner is not mine:
             self._delete_files()
         forget_tries(self._store, self._spec, self._task.shard, self._try)
+        self._progress.forget()
+        if self._has_journal:
+            forget_journal(self._store, self._spec, self._task.shard)
         confirm(self._store)
         return info_of(self._store, self._spec, winner, self._task, self._named)
 
@@ -159,6 +170,7 @@ class ShardWriter:
         if self._part is not None:
             self._part.abandon()
         self._letters.abandon()
+        self._progress.forget()
         if not self._is_committed():
             self._delete_files()
         if self._try:
@@ -191,6 +203,12 @@ class ShardWriter:
     def spec(self) -> JobSpec:
         """The job."""
         return self._spec
+
+    def _books(self) -> dict[str, int]:
+        """Returns the totals so far."""
+        books = add_rows([*self._rows, *filter(None, [self._row])])
+        books["bytes_written"] = sum(part.size for part in self._parts)
+        return books
 
     def _enter(self, batch: RecordBatch) -> None:
         """Adds the batch to the row of its source."""

@@ -11,6 +11,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import PCollection
 
 from transforms.elements import JobSpec, RecordBatch
+from transforms.generations import open_job_store
 from transforms.steps.job_chain import load_chain
 
 
@@ -37,7 +38,7 @@ class _ApplyStepsFn(beam.DoFn):
         self._spec = spec
 
     def setup(self) -> None:
-        self._chain = load_chain(self._spec)
+        self._chain = load_chain(self._spec, open_job_store(self._spec))
         name = "+".join(str(step.get("use", step.get("call"))) for step in self._spec.steps) or "none"
         self._counters = {key: Metrics.counter(name, key) for key in ("read", "written", "added", "dropped", "dead")}
         self._millis = Metrics.counter(name, "milliseconds")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,8 +19,13 @@ from transforms.dead_letters import (
     to_failure,
 )
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, DeadLetter, RecordBatch
+from transforms.shard_journal import ShardJournal
 from transforms.steps import Drop
+from transforms.steps.answers import Answers, KnownFailureError, Place
 from transforms.steps.load import Step
+
+PASS_ON_SECS = 1.0
+"""A batch is cut when its steps take so long, so that others see how far the shard is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,36 +54,58 @@ class StepChain:
         steps: In order.
         max_record_bytes: Bound of all outputs of one source record together, which must stand in memory until the
             last of them is known to be good.
+        answers: What is kept of what the steps return, None for nothing.
     """
 
-    def __init__(self, steps: list[Step], max_record_bytes: int) -> None:
+    def __init__(self, steps: list[Step], max_record_bytes: int, answers: Answers | None = None) -> None:
         self.steps = steps
+        self.answers = answers or Answers([], [])
         self._calls = [step.call for step in steps]
         self._max_record_bytes = max_record_bytes
 
-    def apply(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+    def apply(self, batch: RecordBatch, journal: ShardJournal | None = None) -> Iterator[RecordBatch]:
         """Yields the batch with every record put through the chain, cut where it grows.
 
         The yielded batches together carry the books of the batch once; their sequence numbers are the caller's.
+
+        Args:
+            batch: The batch.
+            journal: The journal of its shard, None where nothing is to be kept.
         """
         if not self.steps or not batch.records:
             yield batch
             return
-        yield from gather(batch, map(self.run, batch.records))
+        yield from gather(batch, map(self.run, batch.records, self.places(batch, journal)))
 
-    def run(self, record: bytes) -> Outcome:
+    def places(self, batch: RecordBatch, journal: ShardJournal | None) -> Iterator[Place | None]:
+        """Yields for each record of a batch where it comes from; None where none of its answers is kept."""
+        if journal is None or batch.source is None or len(batch.positions) != len(batch.records):
+            return itertools.repeat(None, len(batch.records))
+        return self.answers.places(batch.source.index, batch.positions, journal)
+
+    def run(self, record: bytes, place: Place | None = None) -> Outcome:
         """Puts one source record through the chain.
+
+        Args:
+            record: The record.
+            place: Where it comes from, if answers of its steps are kept.
 
         Raises:
             JobInterrupted: Somebody stops the job.
         """
-        walk = _Walk(self._calls, self._max_record_bytes)
+        answers = None if place is None else self.answers.about(place, record)
+        walk = _Walk(self._calls if answers is None else answers.calls, self._max_record_bytes)
         try:
             walk.go(record, 0)
         except JobInterrupted:
             raise
+        except KnownFailureError as known:
+            return Outcome([], _NO_DROPS, known.failure)
         except BaseException as error:  # Any class at all costs this record alone, SystemExit included.
-            return Outcome([], _NO_DROPS, self.describe(error, walk.at))
+            failure = self.describe(error, walk.at)
+            if answers is not None:
+                answers.failed(error, failure)
+            return Outcome([], _NO_DROPS, failure)
         return Outcome(walk.outputs, walk.drops)
 
     def describe(self, error: BaseException, at: int) -> Failure:
@@ -166,6 +195,8 @@ def gather(batch: RecordBatch, outcomes: Iterable[Outcome]) -> Iterator[RecordBa
     """
     out = _continued(batch)
     out_bytes = 0
+    left, first = batch.num_bytes, 0
+    pass_on_at = time.monotonic() + PASS_ON_SECS
     for number, outcome in enumerate(outcomes):
         out.records_read += 1
         if outcome.failure is not None:
@@ -178,13 +209,17 @@ def gather(batch: RecordBatch, outcomes: Iterable[Outcome]) -> Iterator[RecordBa
                 out.dropped[reason] = out.dropped.get(reason, 0) + count
         out.records += outcome.outputs
         out_bytes += sum(map(len, outcome.outputs))
-        is_large = out_bytes > BATCH_MAX_BYTES or len(out.records) > BATCH_MAX_RECORDS
-        if is_large or len(out.dropped) > MAX_REASONS:  # Whoever adds up the shard decides which of them it counts.
+        is_full = out_bytes > BATCH_MAX_BYTES or len(out.records) > BATCH_MAX_RECORDS
+        # Whoever adds up the shard decides which reasons count by themselves, so a batch never holds more of them.
+        if is_full or len(out.dropped) > MAX_REASONS or time.monotonic() > pass_on_at:
+            out.num_bytes = min(left, sum(map(len, batch.records[first : number + 1])))
+            left, first = left - out.num_bytes, number + 1
             yield out
             out, out_bytes = _continued(batch), 0
+            pass_on_at = time.monotonic() + PASS_ON_SECS
     out.dead += batch.dead
     out.records_read += len(batch.dead)
-    out.num_bytes, out.span = batch.num_bytes, batch.span
+    out.num_bytes, out.span = left, batch.span
     yield out
 
 

@@ -48,7 +48,7 @@ _NOTES_AT = 1 << 10
 _NOTE_BYTES = 1 << 13
 _HEADER_BYTES = 1 << 15
 _NOTE_HEAD = struct.Struct("<q")
-_BATCH_HEAD = struct.Struct("<q")
+_BATCH_HEAD = struct.Struct("<qq")  # Records, bytes of the note.
 _FRAME_HEAD = struct.Struct("<qqq")  # Bytes of the frame, outputs, bytes of the text about drops and failure.
 _JOIN_BYTES = 4 << 20
 
@@ -115,22 +115,24 @@ def make_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-def pack_batch(records: Sequence[bytes]) -> list[bytes]:
-    """Returns what to send for a batch; large records are not copied."""
+def pack_batch(records: Sequence[bytes], note: bytes = b"") -> list[bytes]:
+    """Returns what to send for a batch, with a note on it; large records are not copied."""
     lengths = array.array("q", map(len, records))
-    parts = [_BATCH_HEAD.pack(len(records)), lengths.tobytes(), *records]
+    parts = [_BATCH_HEAD.pack(len(records), len(note)), note, lengths.tobytes(), *records]
     return [b"".join(parts)] if sum(lengths) <= _JOIN_BYTES else parts
 
 
-def read_batch(file: BinaryIO) -> Iterator[bytes] | None:
-    """Reads a batch, wholly before its first record is handed out; None at the end."""
+def read_batch(file: BinaryIO) -> tuple[Iterator[bytes], bytes] | None:
+    """Reads a batch and its note, wholly before its first record is handed out; None at the end."""
     head = file.read(_BATCH_HEAD.size)
     if len(head) < _BATCH_HEAD.size:
         return None
-    lengths = array.array("q", file.read(8 * _BATCH_HEAD.unpack(head)[0]))
+    num_records, note_bytes = _BATCH_HEAD.unpack(head)
+    note = file.read(note_bytes)
+    lengths = array.array("q", file.read(8 * num_records))
     records = [file.read(length) for length in lengths]
     records.reverse()
-    return (records.pop() for _ in range(len(records)))  # So that a large record is not held longer than needed.
+    return (records.pop() for _ in range(len(records))), note  # A large record is not held longer than needed.
 
 
 class OutcomeWriter:

@@ -111,7 +111,8 @@ class HttpStep:
         try:
             response = attempts(self._attempt, arguments)
         except TransientError as error:
-            raise BadRecordError(error.reason, f"{error} (tried {1 + self._retries} times)") from None
+            text = f"{error} (tried {1 + self._retries} times)"
+            raise BadRecordError(error.reason, text, may_pass=True) from None
         return self.result(response, value)
 
     def close(self) -> None:

@@ -10,9 +10,11 @@ import collections
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from transforms.elements import RecordBatch
+from transforms.shard_journal import ShardJournal
+from transforms.steps.answers import Answers, Place
 from transforms.steps.chain import Outcome, StepChain, gather
 from transforms.steps.load import Step
 
@@ -37,19 +39,26 @@ class ConcurrentChain(StepChain):
         steps: In order.
         max_record_bytes: As for `StepChain`.
         num_threads: How many records are in flight.
+        answers: As for `StepChain`.
     """
 
-    def __init__(self, steps: list[Step], max_record_bytes: int, num_threads: int) -> None:
-        super().__init__(steps, max_record_bytes)
+    def __init__(
+        self, steps: list[Step], max_record_bytes: int, num_threads: int, answers: Answers | None = None
+    ) -> None:
+        super().__init__(steps, max_record_bytes, answers)
         self._num_threads = num_threads
         # The threads know only the plain chain, so that this object can go away, and they with it.
-        self._pool = _Pool(StepChain(steps, max_record_bytes).run, num_threads)
+        self._pool = _Pool(StepChain(steps, max_record_bytes, answers).run, num_threads)
         self._end_threads = weakref.finalize(self, self._pool.close)
         self._batches: collections.deque[_Waiting] = collections.deque()
         self._given_up = False
 
-    def apply(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+    def apply(self, batch: RecordBatch, journal: ShardJournal | None = None) -> Iterator[RecordBatch]:
         """Takes a batch, and yields what became of earlier ones; with the last batch of the shard, of all.
+
+        Args:
+            batch: The batch.
+            journal: The journal of its shard, None where nothing is to be kept.
 
         Raises:
             RuntimeError: The consumer stopped in the middle of a shard and then goes on with it.
@@ -62,7 +71,7 @@ class ConcurrentChain(StepChain):
         if batch.not_run:
             self._give_up()  # Nothing of the shard counts, so nobody waits for it.
         self._given_up = True
-        self._batches.append(_Waiting(batch, self._pool.submit(batch.records)))
+        self._batches.append(_Waiting(batch, self._pool.submit(batch.records, self.places(batch, journal))))
         try:
             while self._batches and (batch.last or self._is_full()):
                 yield from self._finish(self._batches.popleft())
@@ -104,6 +113,7 @@ class _Slot:
     """A record on its way through the chain."""
 
     record: bytes
+    place: Place | None = None
     outcome: Outcome | None = None
     error: BaseException | None = None
 
@@ -137,15 +147,15 @@ class _Pool:
     They are daemons, other than those of concurrent.futures: a process must be able to end while a call hangs.
     """
 
-    def __init__(self, run: Callable[[bytes], Outcome], num_threads: int) -> None:
+    def __init__(self, run: Callable[[bytes, Place | None], Outcome], num_threads: int) -> None:
         self._run = run
         self._num_threads = num_threads
         self._changed = threading.Condition()
         self._shard = _Shard()
         self._started = self._closed = False
 
-    def submit(self, records: list[bytes]) -> list[_Slot]:
-        slots = [_Slot(record) for record in records]
+    def submit(self, records: list[bytes], places: Iterable[Place | None]) -> list[_Slot]:
+        slots = [_Slot(record, place) for record, place in zip(records, places, strict=True)]
         with self._changed:
             self._shard.queue.extend(slots)
             self._changed.notify_all()
@@ -185,7 +195,7 @@ class _Pool:
             shard, slot = started
             outcome, error = None, None
             try:
-                outcome = self._run(slot.record)
+                outcome = self._run(slot.record, slot.place)
             except BaseException as raised:  # The thread that waits for it raises it.
                 error = raised
             with self._changed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from transforms.child_call import status_name
 from transforms.dead_letters import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, Failure, JobInterrupted, safe_text
 from transforms.elements import JobSpec, RecordBatch
+from transforms.shard_journal import JournalHome, pack_origins
 from transforms.steps.chain import Outcome, gather
 from transforms.steps.child_process import ChildEndedError, ChildProcess, Ending
 from transforms.steps.exchange import BEGUN, DONE, FILLED, STARTED_NS, STEP, OutcomeReader, pack_batch
@@ -63,14 +64,18 @@ class IsolatedChain:
         self._timeouts = [option.timeout_secs for option in options]  # As the config has them.
         self._child: ChildProcess | None = None
 
-    def apply(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+    def apply(self, batch: RecordBatch, journal: JournalHome | None = None) -> Iterator[RecordBatch]:
         """Yields the batch with every record put through the chain, as `StepChain.apply` does.
+
+        Args:
+            batch: The batch.
+            journal: Where the journal of its shard is, None where nothing is to be kept.
 
         Raises:
             StepError: The steps cannot be loaded in the process.
             JobInterrupted: The job is being stopped.
         """
-        yield from gather(batch, self._run_all(batch.records))
+        yield from gather(batch, self._run_all(batch.records, _Notes(batch, journal)))
 
     def close(self) -> None:
         """Ends the process."""
@@ -78,13 +83,13 @@ class IsolatedChain:
             self._child.close()
             self._child = None
 
-    def _run_all(self, records: Sequence[bytes]) -> Iterator[Outcome]:
+    def _run_all(self, records: Sequence[bytes], notes: _Notes) -> Iterator[Outcome]:
         """Yields what becomes of each record, in order."""
         progress = _Progress()
         while progress.done < len(records):
             start, kills = progress.done, _count_oom_kills()
             try:
-                for outcome in self._run_in_child(records[start:]):
+                for outcome in self._run_in_child(records[start:], notes.since(start)):
                     progress.advance()
                     yield outcome
             except ChildEndedError as ended:
@@ -94,7 +99,7 @@ class IsolatedChain:
                     progress.advance()
                     yield outcome_of_culprit
 
-    def _run_in_child(self, records: Sequence[bytes]) -> Iterator[Outcome]:
+    def _run_in_child(self, records: Sequence[bytes], note: bytes) -> Iterator[Outcome]:
         """Yields outcomes as the process tells them.
 
         Raises:
@@ -104,7 +109,7 @@ class IsolatedChain:
         reader = OutcomeReader()
         event: bytes | None = None
         try:
-            child.send(pack_batch(records))
+            child.send(pack_batch(records, note))
             while event != DONE:
                 event = self._wait(child)
                 yield from reader.feed(child.exchange.arena[: child.exchange.slots[FILLED]])
@@ -196,6 +201,26 @@ class IsolatedChain:
             return "memory", name, "the step's process gave up because memory ran out"
         what = "the step" if ending.step is not None else "something"
         return "process_died", name, f"{what} ended its process with {name}"
+
+
+@dataclasses.dataclass
+class _Notes:
+    """What the process must know of a batch beside its records.
+
+    Attributes:
+        batch: The batch.
+        journal: Where its journal is, None where nothing is kept.
+    """
+
+    batch: RecordBatch
+    journal: JournalHome | None
+
+    def since(self, start: int) -> bytes:
+        """Returns the note on the records from one of them on."""
+        batch = self.batch
+        if self.journal is None or batch.source is None or len(batch.positions) != len(batch.records):
+            return b""
+        return pack_origins(self.journal, batch.source.index, batch.positions[start:])
 
 
 @dataclasses.dataclass

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from transforms.elements import JobSpec, RecordBatch
+from transforms.journal import JobJournals, OpenJournal
+from transforms.steps.answers import Answers, may_keep
 from transforms.steps.chain import StepChain
 from transforms.steps.fit import fit_steps
 from transforms.steps.in_flight import ConcurrentChain, max_in_flight
 from transforms.steps.isolate import IsolatedChain
 from transforms.steps.load import load_steps, must_isolate
+from transforms.store import Store
 
 
 class Chain(Protocol):
@@ -30,38 +33,74 @@ class JobChain:
 
     Args:
         spec: The job.
+        store: The output directory as the job sees it, where the journals of the shards are; None to keep none.
 
     Raises:
         StepError: A step does not exist, or does not take its parameters.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, store: Store | None = None) -> None:
         self._spec = spec
         self._isolated = IsolatedChain(spec)
         is_isolated = must_isolate(spec.steps, spec.import_paths)
-        self._usual: Chain = self._isolated if is_isolated else usual_chain(spec)
+        self._usual = None if is_isolated else usual_chain(spec)
+        keeps = store is not None and any(map(may_keep, spec.steps))
+        self._journals = JobJournals(store, spec) if store is not None and keeps else None
+        self._journal: OpenJournal | None = None
 
     def apply(self, batch: RecordBatch) -> Iterator[RecordBatch]:
         """Yields the batch with every record put through the chain, cut where it grows."""
         if not self._spec.steps:
             yield batch
             return
-        yield from (self._isolated if batch.isolated else self._usual).apply(batch)
+        if batch.sequence == 0:
+            self._open_journal(batch)
+        for out in self._run(batch):
+            if out.last and self._journal is not None:
+                self._journal.close()
+                out.journalled = self._journal.stands
+            yield out
 
     def close(self) -> None:
         """Ends what the chain has started."""
-        self._usual.close()
+        if self._usual is not None:
+            self._usual.close()
         self._isolated.close()
+        self._close_journal()
+
+    def _run(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+        journal = self._journal
+        if self._usual is None or batch.isolated:
+            return self._isolated.apply(batch, None if journal is None else journal.shared())
+        return self._usual.apply(batch, None if journal is None else journal.own())
+
+    def _open_journal(self, batch: RecordBatch) -> None:
+        """Opens the journal of the shard that begins with a batch."""
+        self._close_journal()
+        if self._journals is not None and not batch.last:  # Otherwise there is nothing in it, or it is done already.
+            surely_used = self._usual is None or self._usual.answers.keep
+            self._journal = self._journals.open(batch.task.shard, batch.try_number, surely_used=surely_used)
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
 
 def usual_chain(spec: JobSpec) -> StepChain:
     """Returns what runs the batches of shards on which no worker has died: record by record, or many in flight."""
     steps = fit_steps(load_steps(spec.steps, spec.import_paths), spec)
+    answers = Answers(steps, spec.steps)
     if (in_flight := max_in_flight(steps)) > 1:
-        return ConcurrentChain(steps, spec.max_record_bytes, in_flight)
-    return StepChain(steps, spec.max_record_bytes)
+        return ConcurrentChain(steps, spec.max_record_bytes, in_flight, answers)
+    return StepChain(steps, spec.max_record_bytes, answers)
 
 
-def load_chain(spec: JobSpec) -> Chain:
-    """Returns the chain of a job's steps; close it when done."""
-    return JobChain(spec)
+def load_chain(spec: JobSpec, store: Store | None = None) -> Chain:
+    """Returns the chain of a job's steps; close it when done.
+
+    Args:
+        spec: The job.
+        store: See `JobChain`.
+    """
+    return JobChain(spec, store)

@@ -188,9 +188,10 @@ def source_digest(steps: Iterable[dict[str, Any]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for step in steps:
         if "call" in step:
-            module = importlib.import_module(str(step["call"]).partition(":")[0])
+            name = str(step["call"]).partition(":")[0]
+            module = importlib.import_module(name)
             try:
                 digest.update(inspect.getsource(module).encode("utf-8", "surrogateescape"))
             except (OSError, TypeError):  # A compiled module has no text; its name must do.
-                digest.update(module.__name__.encode())
+                digest.update(name.encode())
     return digest.hexdigest()

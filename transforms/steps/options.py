@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,8 @@ class StepOptions:
         retries: How often a failing call is tried again.
         max_per_sec: Calls a second, of the whole job; None for no bound.
         max_memory_bytes: Memory of the child process; None for no bound.
+        journal: Whether what the step returned is kept until the shard is committed, so that a job that was killed
+            does not ask again: true, false, or "auto" for steps that call services or turn out to be slow.
     """
 
     isolate: bool = False
@@ -23,6 +25,7 @@ class StepOptions:
     retries: int = 0
     max_per_sec: float | None = None
     max_memory_bytes: int | None = None
+    journal: bool | Literal["auto"] = "auto"
 
 
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(StepOptions))

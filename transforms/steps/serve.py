@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import functools
+import itertools
 import json
 import os
 import pickle
@@ -19,7 +20,9 @@ from typing import Any
 
 from transforms.dead_letters import Failure
 from transforms.elements import JobSpec
-from transforms.steps.chain import StepChain
+from transforms.shard_journal import ShardJournal, unpack_origins
+from transforms.steps.answers import Answers, Place
+from transforms.steps.chain import PASS_ON_SECS, StepChain
 from transforms.steps.exchange import (
     BEGUN,
     DONE,
@@ -66,11 +69,18 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
         return
     exchange.put_text(json.dumps([step.options.timeout_secs for step in chain.steps]))
     tell(READY)
-    while (records := read_batch(source)) is not None:
+    journals = _Journals(chain)
+    while (received := read_batch(source)) is not None:
+        records, note = received
         writer.restart()
-        for number, record in enumerate(records, 1):
+        told = time.monotonic()
+        for number, (record, place) in enumerate(zip(records, journals.places(note), strict=False), 1):
+            if time.monotonic() - told > PASS_ON_SECS:  # What is done already shows how far the shard is.
+                wait_for_room()
+                writer.restart()
+                told = time.monotonic()
             slots[BEGUN] = number
-            writer.write(chain.run(record))
+            writer.write(chain.run(record, place))
         tell(DONE)
 
 
@@ -80,6 +90,23 @@ def _move_away(fd: int) -> int:
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(_HIGH_FD, max(10, soft - 20)))
     os.close(fd)
     return moved
+
+
+class _Journals:
+    """The journal of the shard at which the worker is."""
+
+    def __init__(self, chain: StepChain) -> None:
+        self._chain = chain
+        self._journal: ShardJournal | None = None
+
+    def places(self, note: bytes) -> Iterator[Place | None]:
+        """Yields for each record of a batch where it comes from, as the note on it says."""
+        if not note:
+            return itertools.repeat(None)
+        home, source, positions = unpack_origins(note)
+        if self._journal is None or self._journal.home != home:
+            self._journal = ShardJournal(home)
+        return self._chain.answers.places(source, positions, self._journal)
 
 
 class _Notes:
@@ -122,7 +149,8 @@ class GuardedChain(StepChain):
         self._notes = _Notes(slots)
         steps = load_steps(spec.steps, spec.import_paths)
         guarded = [_guard(self._notes, number, step) for number, step in enumerate(steps)]
-        super().__init__(fit_steps(guarded, spec), spec.max_record_bytes)
+        fitted = fit_steps(guarded, spec)
+        super().__init__(fitted, spec.max_record_bytes, Answers(fitted, spec.steps))
 
     def describe(self, error: BaseException, at: int) -> Failure:
         """Puts a failure into words; whatever the text of an exception does counts as the step's doing."""

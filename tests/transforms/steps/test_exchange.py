@@ -85,10 +85,10 @@ def test_unfinished_frame_is_no_outcome(exchange: Exchange) -> None:
 
 @given(records=st.lists(st.binary(max_size=50), max_size=20), joined=st.booleans())
 def test_batches_come_through(records: list[bytes], joined: bool) -> None:
-    parts = pack_batch(records)
+    parts = pack_batch(records, b"a note")
     found = read_batch(io.BytesIO(b"".join(parts)))
     assert found is not None
-    assert list(found) == records
+    assert (list(found[0]), found[1]) == (records, b"a note")
 
 
 def test_large_records_are_sent_as_they_are() -> None:
@@ -97,7 +97,7 @@ def test_large_records_are_sent_as_they_are() -> None:
     assert [part for part in parts if part in records] == records
     found = read_batch(io.BytesIO(b"".join(parts)))
     assert found is not None
-    assert list(found) == records
+    assert (list(found[0]), found[1]) == (records, b"")
 
 
 @pytest.mark.parametrize("data", [b"", b"\1\0\0"])
