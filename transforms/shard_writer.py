@@ -131,7 +131,7 @@ class ShardWriter:
         self._dropped.update(batch.dropped)
         # Of an attempt that was killed there may be a note, which is not true any more.
         if self._progress.is_due() or (batch.sequence == 0 and self._try > 1):
-            self._progress.write(self._books(), dict(self._dropped), dict(self._dead))
+            self._progress.write(self._books(), self._dropped.to_fields(), self._dead.to_fields())
 
     def commit(self) -> ShardInfo:
         """Makes everything durable and commits it, or yields to the attempt that did so first."""
