@@ -13,7 +13,7 @@ from pipelines.errors import FAILED, USAGE, UsageError
 from pipelines.handlers import handled
 from pipelines.imports import without_collecting
 from pipelines.paths import expand_flag, expand_home
-from pipelines.streams import close_output, flush_streams, open_streams
+from pipelines.streams import begin_in_utf8, close_output, flush_streams, open_streams
 
 if TYPE_CHECKING:
     from pipelines.supervisor import JobProcess
@@ -159,6 +159,8 @@ def _add_detach(group: argparse._ActionsContainer) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status."""
+    if argv is None:
+        begin_in_utf8()
     open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
