@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from pipelines.errors import FAILED, USAGE, UsageError
 from pipelines.handlers import handled
 from pipelines.imports import without_collecting
+from pipelines.paths import expand_flag, expand_home
 from pipelines.proxies import direct_to_this_machine
-from pipelines.streams import close_output, flush_streams, open_streams
+from pipelines.streams import begin_in_utf8, close_output, flush_streams, open_streams
 
 if TYPE_CHECKING:
     from pipelines.supervisor import JobProcess
@@ -159,6 +160,8 @@ def _add_detach(group: argparse._ActionsContainer) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status."""
+    if argv is None:
+        begin_in_utf8()
     open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
@@ -205,7 +208,26 @@ def _explain(command: str, error: BaseException) -> int:
 _JOBS = ("convert", "replay")
 
 
+_PATHS = {"input": "--input", "output": "output", "config": "--config", "files": "file", "source": "--source"}
+"""Arguments that are paths, and their names in messages."""
+
+
+def _expand_homes(args: argparse.Namespace) -> None:
+    """Puts home folders in the place of `~`: the shell does so only where a word begins with it unquoted."""
+
+    def expand(value: object, where: str) -> object:
+        if isinstance(value, list):
+            return [expand(inner, where) for inner in value]
+        return expand_home(value, where) if isinstance(value, str) else value
+
+    for name, where in _PATHS.items():
+        if hasattr(args, name):
+            setattr(args, name, expand(getattr(args, name), where))
+
+
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
+    _expand_homes(args)
+    unknown = [expand_flag(word) for word in unknown]
     if args.command == "convert":
         return _convert(args, unknown)
     if args.command == "replay":

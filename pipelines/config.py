@@ -13,6 +13,7 @@ import pydantic
 import yaml
 
 from pipelines.errors import UsageError, did_you_mean
+from pipelines.paths import expand_config
 from pipelines.plain_values import find_problems
 from pipelines.secrets import find_secrets
 from transforms.names import DEFAULT_TEMPLATE, check_template
@@ -250,7 +251,10 @@ def _read_yaml(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(fields, dict):
         raise UsageError(f"config {path}: expected keys such as source and write, got {type(fields).__name__}")
-    return fields
+    try:
+        return dict(expand_config(fields))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _assign(fields: dict[str, Any], key: str, value: Any) -> None:
@@ -278,15 +282,15 @@ def parse_value(text: str) -> Any:
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """Splits the `key.path=value` of `--set`.
+    """Splits the `key.path=value` of `--set`; paths are those of a config.
 
     Raises:
-        UsageError: There is no `=`.
+        UsageError: There is no `=`, or a path cannot be expanded.
     """
     key, separator, value = text.partition("=")
     if not separator or not all(part.strip() for part in key.split(".")):
         raise UsageError(f"--set {text}: expected key.path=value, for example --set write.shards=64")
-    return key.strip(), parse_value(value)
+    return key.strip(), expand_config(parse_value(value), key.strip())
 
 
 def parse_step(text: str) -> dict[str, Any]:

@@ -1,12 +1,32 @@
-"""The standard streams of the command: open from the first moment, and no traceback when their reader goes away."""
+"""The standard streams of the command: open from the first moment, and no traceback when their reader goes away.
+
+And the encoding of all that is no stream: names of files are bytes, whatever the locale says of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import sys
+from typing import TextIO
 
 from pipelines.errors import DONE, FAILED
+
+
+def begin_in_utf8() -> None:
+    """Starts the command anew in Python's UTF-8 mode, where the locale would have names of files be in other signs.
+
+    In a Latin-1 locale a name in UTF-8 would be other text in this process than in what it writes, and one that a
+    config spells could not be opened at all. Processes that this one starts inherit the mode. It costs one more start
+    of the interpreter, some 50 ms, and only there: most locales are UTF-8, and for C and POSIX Python does the same.
+    """
+    is_asked_for = os.environ.get("PYTHONUTF8") == "1"  # By us, and in vain if we come here again.
+    if sys.getfilesystemencoding() == "utf-8" or is_asked_for or not sys.executable:
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    with contextlib.suppress(OSError):
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def open_streams() -> None:
@@ -21,8 +41,20 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
-    with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
+            # Names may hold any bytes.
+            stream.reconfigure(encoding=_terminal_encoding(stream), errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _terminal_encoding(stream: TextIO) -> str | None:
+    """Returns the encoding of a terminal that does not show UTF-8, None to leave a stream as it is.
+
+    Files and pipes get UTF-8, as JSON has to be.
+    """
+    if not sys._xoptions.get("utf8") or "PYTHONIOENCODING" in os.environ or not stream.isatty():
+        return None
+    return locale.getencoding()
 
 
 def flush_streams(status: int, *, only_prints: bool) -> int:
