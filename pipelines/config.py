@@ -15,6 +15,7 @@ import yaml
 from pipelines.errors import UsageError, did_you_mean
 from pipelines.plain_values import find_problems
 from pipelines.secrets import find_secrets
+from transforms.billing import check_project
 from transforms.names import DEFAULT_TEMPLATE, check_template
 from transforms.plan import ShardsRequest, parse_size
 from transforms.steps.options import OPTION_NAMES
@@ -65,6 +66,12 @@ class SourceConfig(_Strict):
     patterns: list[str] = []
     compression: Literal["auto", "none", "gzip", "zlib"] = "auto"
     max_record_bytes: Bytes = 1 << 30
+    billing_project: str = ""
+
+    @pydantic.field_validator("billing_project")
+    @classmethod
+    def _check_project(cls, value: str) -> str:
+        return check_project(value)
 
     @pydantic.field_validator("patterns", mode="before")
     @classmethod

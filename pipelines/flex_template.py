@@ -22,7 +22,7 @@ from pipelines.errors import USAGE, UsageError
 LISTS = ("input", "step", "set")
 """Parameters that may be given as a JSON list of texts."""
 SWITCHES = ("append", "overwrite", "resume_anyway")
-TEXTS = ("output", "config", "format", "name", "split", "shards", "limit")
+TEXTS = ("output", "config", "format", "name", "split", "shards", "limit", "billing_project")
 BEAM_OPTIONS = ("sdk_container_image", "disk_size_gb", "number_of_worker_harness_threads")
 """Parameters that are Beam options, which the launcher has no flags for."""
 REQUIRED = ("input", "output", "sdk_container_image")
@@ -78,7 +78,7 @@ def to_arguments(flags: Sequence[str], fetch: Fetch) -> list[str]:
     for name in filter(given.get, TEXTS):
         value = given[name]
         is_remote = name == "config" and value.startswith("gs://")
-        arguments.append(f"--{name}={fetch(value) if is_remote else value}")
+        arguments.append(f"--{name.replace('_', '-')}={fetch(value) if is_remote else value}")
     arguments += [f"--{name.replace('_', '-')}" for name in SWITCHES if given[name] == "true"]
     arguments += [f"--{name}={given[name]}" for name in BEAM_OPTIONS if given[name]]
     return [*arguments, *_options_of_job(rest), "--detach"]

@@ -101,6 +101,7 @@ class JobSpec:
         lock_token: Holder of the output's lock that the workers renew, where the job outlives its driver; "" elsewhere.
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
+        billing_project: Project that pays for requests to gs://, "" for the owners of the buckets.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
     """
 
@@ -132,6 +133,7 @@ class JobSpec:
     lock_token: str = ""
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""
+    billing_project: str = ""
     replay: dict[str, list[str]] | None = None
 
     def accepts(self, plan_id: str) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from transforms.billing import pay_by
 from transforms.elements import JobSpec
 from transforms.plan_file import PLAN_NAME
 from transforms.store import Spool, Store, Version, open_store
@@ -98,7 +99,8 @@ class GenerationStore:
 
 
 def open_job_store(spec: JobSpec) -> Store:
-    """Opens the output directory as the job's generation sees it."""
+    """Opens the output directory as the job's generation sees it; the job's project pays from now on."""
+    pay_by(spec.billing_project)
     return see_as(open_store(spec.root), spec.generation)
 
 

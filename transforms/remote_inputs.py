@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from transforms.input_table import PENDING, ROWS_AT_ONCE, Found, insert, is_skipped
-from transforms.sources import explain_error
+from transforms.sources import MachineFaultError, explain_error
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
@@ -56,7 +56,7 @@ class _Gcs:
         if first:
             options["start_offset"] = gcs.split_url(first)[1]
         try:
-            for page in gcs.client().list_blobs(bucket, prefix=name, **options).pages:
+            for page in gcs.client().list_blobs(gcs.bucket(bucket), prefix=name, **options).pages:
                 for item in page.raw_page.get("items", ()):  # As they came: making blobs of them takes longest here.
                     yield Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
         except Exception as error:
@@ -149,6 +149,8 @@ class RemoteLister:
         for folder, first, last in table.execute("SELECT folder, first, last FROM folders ORDER BY folder"):
             try:
                 self._resolve_folder(table, folder.decode(), first.decode(), last)
+            except MachineFaultError as error:
+                raise ListingError(str(error)) from error
             except (OSError, ListingError) as error:
                 reason, text = explain_error(error) if isinstance(error, OSError) else ("os_error", str(error))
                 table.execute(
