@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from pipelines import cli
 from pipelines.errors import USAGE, UsageError
+from transforms.billing import pay_by
 
 LISTS = ("input", "step", "set")
 """Parameters that may be given as a JSON list of texts."""
@@ -72,6 +73,7 @@ def to_arguments(flags: Sequence[str], fetch: Fetch) -> list[str]:
     missing = [name for name in REQUIRED if not given[name]]
     if missing:
         parser.error(f"parameters are missing: {', '.join(missing)}")
+    pay_by(given["billing_project"])  # For what is fetched here as well.
     arguments = ["convert"]
     for name in LISTS:
         arguments += [f"--{name}={_fetch_list(value, fetch)}" for value in given[name]]
