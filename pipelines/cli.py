@@ -69,7 +69,13 @@ def make_parser() -> argparse.ArgumentParser:
 def _add(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    command.add_argument(
+        "--billing-project",
+        metavar="PROJECT",
+        help="Google Cloud project that pays for requests to gs://, where a bucket's owner does not (requester pays)",
+    )
+    return command
 
 
 def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -175,12 +181,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     try:
+        _name_payer(args.billing_project or "")
         # As Ctrl-C, so that what was begun is ended in order; a job sets handlers of its own.
         with handled((signal.SIGTERM,), signal.default_int_handler, only_default=True), direct_to_this_machine():
             status = _run(args, unknown)
     except (Exception, KeyboardInterrupt) as error:
         status = _explain(args.command, error)
     return flush_streams(status, only_prints=args.command not in _JOBS)
+
+
+def _name_payer(project: str) -> None:
+    from transforms.billing import check_project, pay_by
+
+    try:
+        pay_by(check_project(project))
+    except ValueError as error:
+        raise UsageError(f"--billing-project: {error}, got {project!r}") from error
 
 
 def _explain(command: str, error: BaseException) -> int:

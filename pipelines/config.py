@@ -16,6 +16,7 @@ from pipelines.errors import UsageError, did_you_mean
 from pipelines.paths import expand_config
 from pipelines.plain_values import find_problems
 from pipelines.secrets import find_secrets
+from transforms.billing import check_project
 from transforms.names import DEFAULT_TEMPLATE, check_template
 from transforms.plan import ShardsRequest, parse_size
 from transforms.steps.options import OPTION_NAMES
@@ -66,6 +67,12 @@ class SourceConfig(_Strict):
     patterns: list[str] = []
     compression: Literal["auto", "none", "gzip", "zlib"] = "auto"
     max_record_bytes: Bytes = 1 << 30
+    billing_project: str = ""
+
+    @pydantic.field_validator("billing_project")
+    @classmethod
+    def _check_project(cls, value: str) -> str:
+        return check_project(value)
 
     @pydantic.field_validator("patterns", mode="before")
     @classmethod

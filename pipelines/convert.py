@@ -23,6 +23,7 @@ from pipelines.run_job import Run, conclude, put_config, run_locked
 from pipelines.space import check_space
 from pipelines.step_types import find_mismatches
 from pipelines.supervisor import JobProcess
+from transforms.billing import pay_by
 from transforms.finish import delete_leftovers
 from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.scratch import scratch_folder
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         UsageError: Something is wrong that can be mended before any work.
     """
     config = config_of(args)
+    pay_by(config.source.billing_project)
     flags = config_flags(config.beam) + check_flags(unknown)
     workers = parse_workers(args.workers)
     check_steps(config)
@@ -105,6 +107,7 @@ def config_of(args: argparse.Namespace) -> JobConfig:
         overrides.append(("source.patterns", [pattern for patterns in args.input for pattern in patterns]))
     for name, key in (
         ("format", "source.format"),
+        ("billing_project", "source.billing_project"),
         ("output", "write.output"),
         ("name", "write.name"),
         ("split", "write.split"),

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 
 from pipelines import cli
 from pipelines.errors import USAGE, UsageError
+from transforms.billing import pay_by
 from transforms.scratch import scratch_folder
 
 LISTS = ("input", "step", "set")
 """Parameters that may be given as a JSON list of texts."""
 SWITCHES = ("append", "overwrite", "resume_anyway")
-TEXTS = ("output", "config", "format", "name", "split", "shards", "limit")
+TEXTS = ("output", "config", "format", "name", "split", "shards", "limit", "billing_project")
 BEAM_OPTIONS = ("sdk_container_image", "disk_size_gb", "number_of_worker_harness_threads")
 """Parameters that are Beam options, which the launcher has no flags for."""
 REQUIRED = ("input", "output", "sdk_container_image")
@@ -72,13 +73,14 @@ def to_arguments(flags: Sequence[str], fetch: Fetch) -> list[str]:
     missing = [name for name in REQUIRED if not given[name]]
     if missing:
         parser.error(f"parameters are missing: {', '.join(missing)}")
+    pay_by(given["billing_project"])  # For what is fetched here as well.
     arguments = ["convert"]
     for name in LISTS:
         arguments += [f"--{name}={_fetch_list(value, fetch)}" for value in given[name]]
     for name in filter(given.get, TEXTS):
         value = given[name]
         is_remote = name == "config" and value.startswith("gs://")
-        arguments.append(f"--{name}={fetch(value) if is_remote else value}")
+        arguments.append(f"--{name.replace('_', '-')}={fetch(value) if is_remote else value}")
     arguments += [f"--{name.replace('_', '-')}" for name in SWITCHES if given[name] == "true"]
     arguments += [f"--{name}={given[name]}" for name in BEAM_OPTIONS if given[name]]
     return [*arguments, *_options_of_job(rest), "--detach"]

@@ -78,7 +78,7 @@ def stored_job(generation: Generation, config: JobConfig, scratch: str) -> Plann
             "max_count": None,
             "max_count_by_reason": {},
         }  # The whole is judged, see `transforms.whole`.
-    spec = dataclasses.replace(generation.spec, import_paths=(os.getcwd(),), **limits)
+    spec = dataclasses.replace(generation.spec, import_paths=(os.getcwd(),), **limits)  # Who pays is as it is now.
     total = generation.header["total_bytes"]
     return PlannedJob(spec, generation.header, inputs_path, plan_path, total, total // 1000, total, [])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,12 @@ from transforms.store import LocalStore, OutputError, Store
 
 _LOG_NAME = "_gristmill/job.log"
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_MAX_MESSAGES = 1_000
+"""Of one place in the code: more than anybody reads."""
+_MAX_PLACES = 1_000
+_MAX_CHARS = 10_000
+_SERVICE = "apache_beam.runners.dataflow"
+_WORKERS_PLACE = re.compile(r'^log_location: "([^"\n]{1,300})"$', re.MULTILINE)
 _NOISE = (
     "No semi_persistent_directory found",
     "Discarding unparseable args",
@@ -29,6 +37,44 @@ class _WithoutNoise(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
         return not any(noise in message for noise in _NOISE)
+
+
+class Bounded(logging.Filter):
+    """Leaves out what one place in the code says after its first messages, and cuts those that are too long.
+
+    A step may say something about each of a billion records. What we say ourselves, and a service of its job, is
+    bounded already. One filter serves all handlers: it decides about each message once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decides about a message."""
+        if record.name.partition(".")[0] == "gristmill" or record.name.startswith(_SERVICE):
+            return True
+        if "is_kept" not in record.__dict__:
+            record.__dict__["is_kept"] = self._decide(record)
+        return bool(record.__dict__["is_kept"])
+
+    def _decide(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        place = self._place(record, message)
+        self._counts[place] += 1
+        count = self._counts[place]
+        if count < _MAX_MESSAGES and len(message) <= _MAX_CHARS:
+            return True
+        message = message if len(message) <= _MAX_CHARS else f"{message[:_MAX_CHARS]} ..."
+        more = f" (what {place} says from here on is left out)" if count == _MAX_MESSAGES else ""
+        record.msg, record.args = message + more, ()
+        return count <= _MAX_MESSAGES
+
+    def _place(self, record: logging.LogRecord, message: str) -> str:
+        """Returns where a message comes from; what workers say comes through one place of Beam's, and tells its own."""
+        found = _WORKERS_PLACE.search(message[-_MAX_CHARS:])
+        place = found[1] if found is not None else f"{record.pathname}:{record.lineno}"
+        return place if place in self._counts or len(self._counts) < _MAX_PLACES else "other code"
 
 
 FILE_ONLY = {"file_only": True}
@@ -86,10 +132,12 @@ def _logging_to(path: str | None) -> Iterator[None]:
     root = logging.getLogger()
     ours = logging.getLogger("gristmill")
     before = ours.level
+    bounded = Bounded()
     ours.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT))
         handler.addFilter(_WithoutNoise())
+        handler.addFilter(bounded)
         root.addHandler(handler)
     try:
         yield

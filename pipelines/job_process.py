@@ -44,6 +44,7 @@ def main() -> None:
     with without_collecting(), without_google():
         from pipelines import local_runner
         from pipelines.beam_options import tell_file_systems
+        from transforms.billing import pay_by
         from transforms.convert import ConvertCorpus  # noqa: F401  (the order comes while this loads)
         from transforms.store import open_store
     data = sys.stdin.buffer.read()
@@ -51,6 +52,7 @@ def main() -> None:
         return  # The command found nothing to do.
     order: Order = pickle.loads(data)
     tell_file_systems(order.flags, [order.spec.root])
+    pay_by(order.spec.billing_project)
     with _logging(order, open_store(order.spec.root)):
         watch = WorkerWatch(order.spec, order.num_workers, int(sys.argv[1]))
         watch.answer(local_runner.describe_run(order.spec, order.flags, max(1, order.num_workers)))

@@ -12,6 +12,7 @@ from typing import Any
 from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob
 from transforms.ahead import map_ahead
+from transforms.billing import billing_project, pay_by
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import ON_THE_WAY, REPLACED_NAME, delete_all, read_replaced
@@ -28,6 +29,7 @@ from transforms.state import (
     StateError,
     check_inputs,
     plan_header,
+    read_config,
     read_manifest,
     read_report,
 )
@@ -50,13 +52,16 @@ def open_output(root: str) -> Store:
 
 @contextlib.contextmanager
 def open_job(root: str) -> Iterator[Store]:
-    """Gives the output directory of a job to look at.
+    """Gives the output directory of a job to look at; the project that paid for the job goes on to pay.
 
     Raises:
         UsageError: It cannot be opened, or there is no job in it, or what stands there cannot be read.
     """
     store = open_output(root)
     try:
+        if not billing_project():
+            pay_by(read_config(store).get("source", {}).get("billing_project", ""))
+            store = open_output(root) if billing_project() else store
         yield store
     except FileNotFoundError as error:
         raise UsageError(f"{root} holds no job of gristmill: there is no {PLAN_NAME}") from error

@@ -167,6 +167,7 @@ def _base_spec(config: JobConfig, format_name: str, limit: int) -> JobSpec:
         max_count=config.dead_letters.max_count,
         max_count_by_reason=config.dead_letters.max_count_by_reason,
         limit=limit,
+        billing_project=config.source.billing_project,
     )
 
 
@@ -216,7 +217,7 @@ def _cut(
 def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int) -> dict[str, Any]:
     """Returns what decides the bytes of the output; budgets, workers, Beam and log options are not in it."""
     write = config.write.model_dump(exclude={"output", "check_space"})
-    source = {**config.source.model_dump(exclude={"patterns"}), "format": spec.format}
+    source = {**config.source.model_dump(exclude={"patterns", "billing_project"}), "format": spec.format}
     found = versions()
     return {
         "inputs": listing.digest,

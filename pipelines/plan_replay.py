@@ -291,6 +291,7 @@ def _spec(base: JobSpec, config: JobConfig, selection: Selection, generation: st
         earlier_plans=(),
         part_max_records=AUTO_SHARD_RECORDS,
         part_max_bytes=AUTO_SHARD_BYTES,
+        billing_project=config.source.billing_project,
         replay=selection.to_fields(),
     )
     return name_generation(spec, generation)

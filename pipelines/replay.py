@@ -29,6 +29,7 @@ from pipelines.plan_replay import PlannedReplay, plan_replay
 from pipelines.remote_job import check_remote
 from pipelines.run_job import Run, run_locked
 from pipelines.supervisor import JobProcess
+from transforms.billing import billing_project, pay_by
 from transforms.generations import generation_name, see_as
 from transforms.job_lock import JobLock
 from transforms.letters import Selection
@@ -38,7 +39,10 @@ from transforms.state import read_report
 from transforms.store import Store
 from transforms.whole import Generation, load_generation
 
-_CHANGEABLE = ("steps", "source.max_record_bytes", "dead_letters.max_fraction", "dead_letters.max_count", "beam")
+_CHANGEABLE = (
+    *("steps", "source.max_record_bytes", "source.billing_project"),
+    *("dead_letters.max_fraction", "dead_letters.max_count", "beam"),
+)
 
 
 def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None = None) -> int:
@@ -59,6 +63,7 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
     tell_file_systems(flags, [args.output])
     base = _load_base(args.output)
     config = config_of(args, base)
+    pay_by(config.source.billing_project)
     flags = config_flags(config.beam) + flags
     workers = parse_workers(args.workers)
     _import_anew(config.steps)
@@ -96,10 +101,11 @@ def config_of(args: argparse.Namespace, base: Generation) -> JobConfig:
     given: dict[str, Any] = {} if args.config is not None else own.model_dump()
     config = load_config(args.config, [*given.items(), *changes])
     limits = config.dead_letters.model_dump(exclude={"path", "max_payload_bytes"})
-    longest = {"max_record_bytes": config.source.max_record_bytes}
+    payer = billing_project() if args.billing_project else config.source.billing_project
+    source = {"max_record_bytes": config.source.max_record_bytes, "billing_project": payer or billing_project()}
     return own.model_copy(
         update={
-            "source": own.source.model_copy(update=longest),
+            "source": own.source.model_copy(update=source),
             "steps": config.steps,
             "dead_letters": own.dead_letters.model_copy(update=limits),
             "beam": config.beam,

@@ -83,9 +83,9 @@ class Request:
         self.handler.end_headers()
         self.handler.wfile.write(answer.body[:num_bytes])
 
-    def say(self, status: int) -> None:
+    def say(self, status: int, message: str = "") -> None:
         """Sends an error of the service."""
-        body = json.dumps({"error": {"code": status, "message": f"injected {status}"}}).encode()
+        body = json.dumps({"error": {"code": status, "message": message or f"injected {status}"}}).encode()
         headers = email.message.Message()
         headers["Content-Type"] = "application/json"
         self.reply(Answer(status, headers, body))
@@ -110,6 +110,8 @@ class Emulator:
         delay_secs: What every answer takes at least.
         most_open: The largest number of requests that were open at a time.
         clients: Addresses of the connections that they came over.
+        requester_pays: Names of buckets whose requests must name a project that pays.
+        unpaid: Requests that named none.
     """
 
     def __init__(self, backend_port: int) -> None:
@@ -119,6 +121,8 @@ class Emulator:
         self.delay_secs = 0.0
         self.most_open = 0
         self.clients: set[Any] = set()
+        self.requester_pays: set[str] = set()
+        self.unpaid: list[str] = []
         self._num_open = 0
         self._moods: tuple[random.Random, float, tuple[Fault, ...]] | None = None
         self._port = backend_port
@@ -157,6 +161,8 @@ class Emulator:
         self.misbehave(0, 0.0)
         self.seen.clear()
         self.clients.clear()
+        self.requester_pays.clear()
+        self.unpaid.clear()
         self.delay_secs, self.most_open = 0.0, 0
 
     def left(self) -> int:
@@ -189,11 +195,20 @@ class Emulator:
     def _answer(self, request: Request, fault: Fault | None) -> None:
         if fault is not None:
             fault(request)
+        elif self._is_unpaid(request):
+            self.unpaid.append(request.line)
+            request.say(400, "Bucket is a requester pays bucket but no user project provided.")
         elif "ifGenerationMatch" in request.query and request.method in ("DELETE", "GET"):
             with self._deleting:
                 self._check_generation(request)
         else:
             request.reply(request.forward())
+
+    def _is_unpaid(self, request: Request) -> bool:
+        """Whether a request is for a bucket whose owner does not pay, and names nobody who does."""
+        buckets = set(re.findall(r"/b/([^/?]+)", request.path))
+        payer = request.query.get("userProject") or request.headers.get("X-Goog-User-Project")
+        return not payer and not buckets.isdisjoint(self.requester_pays)
 
     def _next_fault(self, line: str) -> Fault | None:
         with self._lock:

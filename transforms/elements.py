@@ -104,6 +104,7 @@ class JobSpec:
         run_token: Holder of the output's lock; whatever changes the output checks that it still is. "" for no check.
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
+        billing_project: Project that pays for requests to gs://, "" for the owners of the buckets.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
     """
 
@@ -137,6 +138,7 @@ class JobSpec:
     run_token: str = ""
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""
+    billing_project: str = ""
     replay: dict[str, list[str]] | None = None
 
     def accepts(self, plan_id: str) -> bool:

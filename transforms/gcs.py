@@ -23,6 +23,7 @@ from google.api_core.retry import Retry
 from google.auth.exceptions import DefaultCredentialsError, RefreshError
 from google.cloud.storage import Bucket, Client
 
+from transforms.billing import billing_project
 from transforms.sources import MachineFaultError
 from transforms.transient import is_transient, status_of
 
@@ -51,6 +52,13 @@ _HOW = (
 
 class CredentialsError(MachineFaultError):
     """There are no credentials for Google Cloud, or they are not valid; the message says what to do."""
+
+
+class PayerError(MachineFaultError):
+    """The bucket wants to know which project pays; the message says how to name it."""
+
+
+_PAYER_HOW = "name the project that pays: --billing-project PROJECT, or source.billing_project in the config"
 
 
 class _Process:
@@ -84,9 +92,14 @@ def client() -> Client:
         return _process.client
 
 
-def bucket(name: str) -> Bucket:
-    """Returns a bucket, without asking whether it exists."""
-    return client().bucket(name)
+def bucket(name: str, payer: str = "") -> Bucket:
+    """Returns a bucket, without asking whether it exists.
+
+    Args:
+        name: Its name.
+        payer: Project that pays for the requests, "" for the one of this process, if it has any.
+    """
+    return client().bucket(name, user_project=payer or billing_project() or None)
 
 
 def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -209,7 +222,17 @@ def describe_error(error: BaseException) -> str:
     status = status_of(cause)
     text = str(getattr(cause, "message", None) or cause or type(cause).__name__)[:500]
     text = f"HTTP {status}: {text}" if status is not None and str(status) not in text else text
+    if needs_payer(cause):
+        text = f"{text}; {_PAYER_HOW}"
     return f"{text} (tried again for {PATIENCE_SECS:.0f} s)" if cause is not error else text
+
+
+def needs_payer(error: BaseException) -> bool:
+    """Whether a request was refused since it names no project that pays."""
+    if status_of(error) != http.client.BAD_REQUEST:
+        return False
+    text = str(error).lower()
+    return "requester pays" in text or "userprojectmissing" in text
 
 
 def reading_error(error: Exception, url: str) -> OSError:
@@ -218,6 +241,8 @@ def reading_error(error: Exception, url: str) -> OSError:
         return CredentialsError(f"{url}: {describe_error(error)}")
     status = status_of(error)
     text = f"{url}: {describe_error(error)}"
+    if needs_payer(error):
+        return PayerError(text)
     if status == http.client.NOT_FOUND:
         return FileNotFoundError(errno.ENOENT, text)
     if status in (http.client.FORBIDDEN, http.client.UNAUTHORIZED):

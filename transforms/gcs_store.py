@@ -20,6 +20,7 @@ from google.cloud.storage import Blob, Bucket
 from google.cloud.storage.exceptions import DataCorruption
 
 from transforms import gcs
+from transforms.billing import billing_project
 from transforms.gcs_reader import open_object
 from transforms.sources import InputChangedError
 from transforms.spool import UploadSpool, delete_left_over, spooled
@@ -56,6 +57,7 @@ class GcsStore:
         self.root = root.rstrip("/")
         self._bucket_name, folder = gcs.split_url(self.root)
         self._prefix = f"{folder}/" if folder else ""
+        self._payer = billing_project()  # Goes along where the store is handed to another process.
         gcs.client()
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -115,7 +117,7 @@ class GcsStore:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Lists objects page by page, in the order of their names. What consoles show as empty folders is left out."""
-        pages = gcs.client().list_blobs(self._bucket_name, prefix=self._prefix + prefix, fields=_LISTED, **_asking())
+        pages = gcs.client().list_blobs(self._bucket(), prefix=self._prefix + prefix, fields=_LISTED, **_asking())
         blobs = iter(pages)
         while (blob := self._call("list", prefix, lambda: next(blobs, None))) is not None:
             name = blob.name.removeprefix(self._prefix)
@@ -265,7 +267,7 @@ class GcsStore:
         return OutputError(f"cannot {what} {self._url(name)}: {gcs.describe_error(error)}")
 
     def _bucket(self) -> Bucket:
-        return gcs.bucket(self._bucket_name)
+        return gcs.bucket(self._bucket_name, self._payer)
 
     def _blob(self, name: str) -> Blob:
         return self._bucket().blob(self._prefix + name)

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from transforms.billing import pay_by
 from transforms.elements import JobSpec
 from transforms.fence import FencedStore
 from transforms.plan_file import PLAN_NAME
@@ -119,7 +120,11 @@ class GenerationStore:
 
 
 def open_job_store(spec: JobSpec) -> Store:
-    """Opens the output directory as the job's generation sees it, and as its run may change it."""
+    """Opens the output directory as the job's generation sees it, and as its run may change it.
+
+    The job's project pays from now on for what this process asks of gs://.
+    """
+    pay_by(spec.billing_project)
     return see_as(fence(open_store(spec.root), spec.run_token), spec.generation)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from transforms.input_table import PENDING, ROWS_AT_ONCE, Found, insert
 from transforms.leftovers import FOLDER_MARKER, PassedOver, asked_for, is_plain, passed_over_as
-from transforms.sources import explain_error
+from transforms.sources import MachineFaultError, explain_error
 
 _FOLDER = -1
 """The size of what is no object, or one that only says that there is a folder."""
@@ -69,7 +69,7 @@ class _Gcs:
         if first:
             options["start_offset"] = gcs.split_url(first)[1]
         try:
-            for page in gcs.client().list_blobs(bucket, prefix=name, **options).pages:
+            for page in gcs.client().list_blobs(gcs.bucket(bucket), prefix=name, **options).pages:
                 answer = page.raw_page  # As it came: making blobs of it takes longest here.
                 items = (
                     Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
@@ -203,6 +203,8 @@ class RemoteLister:
         for folder, first, last in table.execute("SELECT folder, first, last FROM folders ORDER BY folder"):
             try:
                 self._resolve_folder(table, folder.decode(), first.decode(), last)
+            except MachineFaultError as error:
+                raise ListingError(str(error)) from error
             except (OSError, ListingError) as error:
                 reason, text = explain_error(error) if isinstance(error, OSError) else ("os_error", str(error))
                 table.execute(

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from transforms.ahead import map_ahead
+from transforms.billing import billing_project
 from transforms.books import BYTES, COUNTS, FILES, SourceRow, add_up, judge
 from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import JobSpec, ShardInfo, ShardTask, display_name
@@ -52,7 +53,8 @@ def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
 def spec_to_header(spec: JobSpec) -> dict[str, Any]:
     """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
     fields = dataclasses.asdict(spec)
-    for name in ("root", "started_at", "import_paths", "rate_share", "lock_token", "run_token", *_BUDGET):
+    passing = ("root", "started_at", "import_paths", "rate_share", "lock_token", "run_token", "billing_project")
+    for name in (*passing, *_BUDGET):
         del fields[name]
     return fields
 
@@ -60,15 +62,19 @@ def spec_to_header(spec: JobSpec) -> dict[str, Any]:
 def load_spec(store: Store) -> tuple[JobSpec, dict[str, Any]]:
     """Returns (job, plan header) of an output directory; the budget is the one of the last run.
 
+    So is the project that pays, unless this command names one.
+
     Raises:
         FileNotFoundError: There is no plan.
         StateError: What stands there is no plan.
     """
     header = plan_header(store)
     spec = spec_from_header(header, store.root)
-    budget = read_config(store).get("dead_letters", {})
+    config = read_config(store)
+    budget = config.get("dead_letters", {})
     budget = {name: budget[name] for name in _BUDGET if name in budget}
-    return dataclasses.replace(spec, **budget), header
+    payer = billing_project() or config.get("source", {}).get("billing_project", "")
+    return dataclasses.replace(spec, billing_project=payer, **budget), header
 
 
 def _displayable(value: Any) -> Any:

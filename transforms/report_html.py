@@ -6,7 +6,13 @@ from typing import Any
 
 import jinja2
 
-_PAGE = """<!DOCTYPE html>
+MAX_SOURCES = 200
+MAX_SHARDS = 1_000
+"""Rows that a page shows; report.json has all of the shards, and more of the sources."""
+
+_PAGE = """{% macro more(count, shown) %}
+{%- if count > shown %}<p>and {{ '{:,}'.format(count - shown) }} more</p>{% endif %}
+{%- endmacro %}<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ (r.config.write or {}).name }}: {{ r.status }}</title>
 <style>
  body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -34,13 +40,15 @@ _PAGE = """<!DOCTYPE html>
 <td><span class="bar" style="width: {{ 12 * count / most }}rem"></span></td></tr>{% endfor %}</table>{% endfor %}
 {% if r.sources %}<h2>Sources with losses ({{ r.sources_with_losses }})</h2><table>
 <tr><th>source</th><th>read</th><th>written</th><th>dropped</th><th>dead</th></tr>
-{% for s in r.sources[:200] %}<tr><td>{{ s.source }}</td><td class="n">{{ s.records_read }}</td>
+{% for s in r.sources[:max_sources] %}<tr><td>{{ s.source }}</td><td class="n">{{ s.records_read }}</td>
 <td class="n">{{ s.records_written }}</td><td class="n">{{ s.records_dropped }}</td>
-<td class="n">{{ s.records_dead }}</td></tr>{% endfor %}</table>{% endif %}
+<td class="n">{{ s.records_dead }}</td></tr>{% endfor %}</table>
+{{ more(r.sources_with_losses, max_sources) }}{% endif %}
 {% if r.shards %}<h2>Shards ({{ r.shards | length }})</h2><table>
 <tr><th>name</th><th>records</th><th>bytes</th><th>crc32c</th></tr>
-{% for s in r.shards[:1000] %}<tr><td>{{ s.name }}</td><td class="n">{{ '{:,}'.format(s.records) }}</td>
-<td class="n">{{ '{:,}'.format(s.bytes) }}</td><td><code>{{ s.crc32c }}</code></td></tr>{% endfor %}</table>{% endif %}
+{% for s in r.shards[:max_shards] %}<tr><td>{{ s.name }}</td><td class="n">{{ '{:,}'.format(s.records) }}</td>
+<td class="n">{{ '{:,}'.format(s.bytes) }}</td><td><code>{{ s.crc32c }}</code></td></tr>{% endfor %}</table>
+{{ more(r.shards | length, max_shards) }}{% endif %}
 <h2>Config</h2><pre>{{ r.config | tojson(indent=1) }}</pre>
 <h2>Versions</h2><pre>{{ r.versions | tojson(indent=1) }}</pre>
 </body></html>
@@ -49,4 +57,8 @@ _PAGE = """<!DOCTYPE html>
 
 def render_html(report: dict[str, Any]) -> str:
     """Returns the page of a report; every name in it is escaped."""
-    return jinja2.Environment(autoescape=True).from_string(_PAGE).render(r=report)
+    return (
+        jinja2.Environment(autoescape=True)
+        .from_string(_PAGE)
+        .render(r=report, max_sources=MAX_SOURCES, max_shards=MAX_SHARDS)
+    )

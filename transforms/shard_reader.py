@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from transforms.billing import pay_by
 from transforms.budget import AbortWatch
 from transforms.dead_letters import describe_exception, estimate_records
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, RecordBatch, ShardTask, Span
@@ -122,6 +123,8 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
     if source.error is not None:
         yield _unreadable(source, 0, 0, *source.error)
         return
+    if spec.billing_project:  # This may be a process of its own.
+        pay_by(spec.billing_project)
     progress = Progress(source, start, end)
     try:
         file = open_input(source)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from transforms.billing import billing_project
 from transforms.books import BYTES, COUNTS, FILES, is_balanced
 from transforms.check_shard import MAX_TEXTS, Differences, Found
 from transforms.elements import to_json
@@ -40,6 +41,7 @@ class VerifyOrder:
         records_dead: Dead records of the whole, by its books.
         num_differences: Differences found already.
         differences: The first of them.
+        billing_project: Project that pays for requests to gs://, "" for the owner of the bucket.
     """
 
     root: str
@@ -51,6 +53,7 @@ class VerifyOrder:
     records_dead: int
     num_differences: int
     differences: tuple[str, ...]
+    billing_project: str = ""
 
 
 def order_verify(store: Store, rebuilt: dict[str, Any]) -> VerifyOrder:
@@ -76,6 +79,7 @@ def order_verify(store: Store, rebuilt: dict[str, Any]) -> VerifyOrder:
         records_dead=rebuilt["records_dead"],
         num_differences=differences.count,
         differences=tuple(differences.texts),
+        billing_project=billing_project(),
     )
 
 

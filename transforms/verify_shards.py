@@ -10,9 +10,10 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import PBegin, PCollection
 
+from transforms.billing import pay_by
 from transforms.check_shard import Found, ShardChecker, add_up
 from transforms.read import list_shards
-from transforms.store import open_store
+from transforms.store import Store, open_store
 from transforms.verify import VerifyOrder, conclude, write_result
 from transforms.whole import load_generation
 
@@ -37,7 +38,7 @@ class VerifyShards(beam.PTransform):
             | "Start" >> beam.Impulse()
             | "ListShards" >> beam.FlatMap(_list_for, self.order, self.num_workers)  # (turn, (generation, shard))
             | "Spread" >> beam.GroupByKey()
-            | "CheckShards" >> beam.ParDo(_CheckShardsFn(self.order.root))  # Found
+            | "CheckShards" >> beam.ParDo(_CheckShardsFn(self.order))  # Found
             | "AddUp" >> beam.CombineGlobally(add_up)  # Found, one
             | "Conclude" >> beam.Map(_conclude, self.order)  # the result
         )
@@ -48,20 +49,25 @@ def _list_for(_: bytes, order: VerifyOrder, num_workers: int) -> Iterator[tuple[
 
 
 def _list_tasks(order: VerifyOrder, num_workers: int) -> Iterator[tuple[str, int]]:
-    store = open_store(order.root)
+    store = _open(order)
     for name in order.generations:
         for shard, _ in list_shards(load_generation(store, name).spec, num_workers):
             yield name, shard  # Shard -1 stands for nothing.
 
 
+def _open(order: VerifyOrder) -> Store:
+    pay_by(order.billing_project)
+    return open_store(order.root)
+
+
 class _CheckShardsFn(beam.DoFn):
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, order: VerifyOrder) -> None:
+        self._order = order
         self._bytes = Metrics.counter("Verify", "bytes")
         self._differences = Metrics.counter("Verify", "differences")
 
     def setup(self) -> None:
-        self._checker = ShardChecker(open_store(self._root))
+        self._checker = ShardChecker(_open(self._order))
 
     def process(self, element: tuple[int, Iterable[tuple[str, int]]]) -> Iterator[Found]:
         for generation, shard in element[1]:
@@ -74,5 +80,5 @@ class _CheckShardsFn(beam.DoFn):
 
 def _conclude(found: Found, order: VerifyOrder) -> dict[str, Any]:
     result = conclude(order, found)
-    write_result(open_store(order.root), result)
+    write_result(_open(order), result)
     return result
