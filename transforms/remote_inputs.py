@@ -6,6 +6,7 @@ wildcards; a list of names costs one listing for each folder, from the first of 
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import functools
 import glob
@@ -31,11 +32,13 @@ class Object(NamedTuple):
         url: Its URL.
         size: Bytes.
         version: Its generation, or the time of its last change in ns.
+        crc32c: Checksum of its bytes in hex digits, "" where the listing has none.
     """
 
     url: str
     size: int
     version: int
+    crc32c: str = ""
 
 
 class _Storage(Protocol):
@@ -44,7 +47,7 @@ class _Storage(Protocol):
 
 
 class _Gcs:
-    _FIELDS = "items(name,size,generation),nextPageToken"
+    _FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 
     def list(self, prefix: str, *, deep: bool, first: str = "") -> Iterator[Object]:
         from transforms import gcs
@@ -58,7 +61,8 @@ class _Gcs:
         try:
             for page in gcs.client().list_blobs(bucket, prefix=name, **options).pages:
                 for item in page.raw_page.get("items", ()):  # As they came: making blobs of them takes longest here.
-                    yield Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
+                    checksum = base64.b64decode(item.get("crc32c", "")).hex()
+                    yield Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]), checksum)
         except Exception as error:
             raise gcs.reading_error(error, prefix) from error
 
@@ -162,12 +166,12 @@ class RemoteLister:
         )
 
     def _resolve_folder(self, table: sqlite3.Connection, folder: str, first: str, last: bytes) -> None:
-        rows: list[tuple[int, int, bytes]] = []
+        rows: list[tuple[int, int, str, bytes]] = []
         for found in _storage(folder).list(folder, deep=False, first=first):
             key = found.url.encode()
             if key > last:
                 break
-            rows.append((found.size, found.version, key))
+            rows.append((found.size, found.version, found.crc32c, key))
             if len(rows) == ROWS_AT_ONCE:
                 _set_sizes(table, rows)
         _set_sizes(table, rows)
@@ -183,10 +187,11 @@ class RemoteLister:
                 table.execute("DELETE FROM found WHERE rowid = ?", [rowid])
 
 
-def _set_sizes(table: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> None:
+def _set_sizes(table: sqlite3.Connection, rows: list[tuple[int, int, str, bytes]]) -> None:
     table.execute("BEGIN")
     table.executemany(
-        f"UPDATE found SET size = ?, mtime_ns = ?, reason = NULL WHERE key = ? AND reason = '{PENDING}'", rows
+        f"UPDATE found SET size = ?, mtime_ns = ?, crc32c = ?, reason = NULL WHERE key = ? AND reason = '{PENDING}'",
+        rows,
     )
     table.execute("COMMIT")
     rows.clear()
@@ -199,7 +204,7 @@ def pending(url: bytes) -> Found:
 
 def _found(found: Object) -> Found:
     name = found.url.encode()
-    return Found(name, name, found.size, found.version)
+    return Found(name, name, found.size, found.version, crc32c=found.crc32c)
 
 
 def _split_pattern(url: str) -> tuple[str, tuple[str, ...]]:
