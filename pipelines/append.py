@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
+import shutil
 from typing import Any
 
 from pipelines.config import JobConfig
@@ -18,12 +21,14 @@ from pipelines.run_job import Run, run_locked
 from pipelines.space import check_space
 from transforms.generations import generation_name, generation_names, see_as
 from transforms.inputs import InputPatternError, Listing
-from transforms.new_inputs import ChangedInputsError, list_new_inputs
+from transforms.new_inputs import TOUCHED_NAME, ChangedInputsError, list_new_inputs
 from transforms.report import changed_keys
 from transforms.state import read_report
 from transforms.store import Store
+from transforms.touched import WAY_OUT
 from transforms.whole import Generation, load_generation
 
+_TOUCHED = "touched.jsonl"
 _LOGGER = logging.getLogger("gristmill")
 _MAY_DIFFER = {"inputs", "generation", "library versions", "write.shards", "write.compression"}
 """What may differ between generations: each has shards of its own, which need not be alike in size or compression."""
@@ -53,13 +58,15 @@ def run(args: argparse.Namespace, store: Store, config: JobConfig, how: Run) -> 
     if args.overwrite:
         raise UsageError("--append adds to the set and --overwrite replaces it; give one of them")
     if args.dry_run:
-        return show_plan(store, config, how.scratch, num_records=args.limit)
+        return show_plan(store, config, how.scratch, num_records=args.limit, accept_touched=args.accept_touched)
     if args.limit is not None:
         raise UsageError("--limit converts a trial, which cannot be appended; give it a directory of its own")
-    return run_locked("convert", store, how.lock, lambda held: append(held, config, how))
+    return run_locked(
+        "convert", store, how.lock, lambda held: append(held, config, how, accept_touched=args.accept_touched)
+    )
 
 
-def append(store: Store, config: JobConfig, run: Run) -> int:
+def append(store: Store, config: JobConfig, run: Run, *, accept_touched: bool = False) -> int:
     """Converts what is new, after completing what was stopped; the caller holds the lock.
 
     Raises:
@@ -77,7 +84,8 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
         stopped = None
     made = finished(store)
     mend(run.waiting(), made)
-    listing = list_new(config, run.scratch, made)
+    listing = list_new(config, run.scratch, made, accept_touched=accept_touched)
+    _keep_touched(store, run.scratch)
     if stopped is None and not listing.num_inputs:
         print(f"{store.root}: nothing to append; every input is known")
         return DONE
@@ -93,10 +101,24 @@ def append(store: Store, config: JobConfig, run: Run) -> int:
     return run.job(see_as(store, name), config, job)
 
 
-def show_plan(store: Store, config: JobConfig, scratch: str, *, num_records: int | None) -> int:
+def _keep_touched(store: Store, scratch: str) -> None:
+    """Remembers which inputs have only a new time, so that the next append need not read them to know it."""
+    path, both = f"{scratch}/{_TOUCHED}", f"{scratch}/all-{_TOUCHED}"
+    if not os.path.getsize(path):
+        return
+    with open(both, "wb") as out, open(path, "rb") as new:
+        with contextlib.suppress(FileNotFoundError), store.open(TOUCHED_NAME) as old:
+            shutil.copyfileobj(old, out)
+        shutil.copyfileobj(new, out)
+    store.put_file(both, TOUCHED_NAME)
+
+
+def show_plan(
+    store: Store, config: JobConfig, scratch: str, *, num_records: int | None, accept_touched: bool = False
+) -> int:
     """Prints what an append would do, and writes nothing."""
     made = finished(store)
-    listing = list_new(config, scratch, made)
+    listing = list_new(config, scratch, made, accept_touched=accept_touched)
     if not listing.num_inputs:
         print(f"{store.root}: nothing to append; every input is known")
         return DONE
@@ -114,20 +136,28 @@ def _complete_base(base: Generation, config: JobConfig, run: Run) -> int:
     return run.job(base.store, config, job)
 
 
-def list_new(config: JobConfig, scratch: str, made: list[Generation]) -> Listing:
+def list_new(config: JobConfig, scratch: str, made: list[Generation], *, accept_touched: bool = False) -> Listing:
     """Lists what is new into the scratch folder.
 
     Raises:
         UsageError: A list cannot be read, or converted inputs have changed.
     """
     try:
-        return list_new_inputs(config.source.patterns, f"{scratch}/inputs.jsonl", config.write.output, made)
+        return list_new_inputs(
+            config.source.patterns,
+            f"{scratch}/inputs.jsonl",
+            config.write.output,
+            made,
+            accept_touched=accept_touched,
+            touched_path=f"{scratch}/{_TOUCHED}",
+        )
     except InputPatternError as error:
         raise UsageError(str(error)) from error
     except ChangedInputsError as error:
         raise UsageError(
             f"{error}. Their old records are in the set and would be doubled; put the old files back, give the new "
-            "ones names of their own, or convert everything again with --overwrite or into another directory"
+            f"ones names of their own, or {WAY_OUT}, or convert everything again with --overwrite or into another "
+            "directory"
         ) from error
 
 

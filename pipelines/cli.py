@@ -124,6 +124,11 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--resume-anyway", action="store_true", help="keep committed shards though steps or write keys changed"
     )
+    run.add_argument(
+        "--accept-touched",
+        action="store_true",
+        help="take inputs with a new time and the size that they had as what they were, without reading them again",
+    )
     run.add_argument("--overwrite", action="store_true", help="replace another job's output once the new set is whole")
     _add_detach(run)
     run.add_argument(

@@ -18,7 +18,7 @@ from pipelines.output import check_output, is_published, open_output, put_inputs
 from pipelines.packages import check_modules
 from pipelines.plan_job import PlannedJob, plan_job
 from pipelines.remote_job import check_remote, outlives
-from pipelines.resume import recall_earlier_plans, resume_anyway
+from pipelines.resume import accept_touched, recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, put_config, run_locked
 from pipelines.space import check_space
 from pipelines.step_types import find_mismatches
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         job = recall_earlier_plans(store, job)
         if args.resume_anyway:
             job = resume_anyway(store, job)
+        elif not args.overwrite:
+            job = accept_touched(store, job, by_word=args.accept_touched)
         check_output(store, job, overwrite=args.overwrite)
         if is_published(store, job.spec):
             report = read_report(store)

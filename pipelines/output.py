@@ -20,6 +20,7 @@ from transforms.generations import REPLAYED, STATE, confirm, generation_names, r
 from transforms.journal import stray_journals
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
+from transforms.new_inputs import TOUCHED_NAME
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import VERIFIED_NAME, changed_keys
 from transforms.shard_progress import PROGRESS
@@ -248,7 +249,7 @@ def _set_old_state_aside(store: Store) -> None:
     names.update(name for name, _ in store.list(REPLAYED))
     if names:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
-    for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME, VERIFIED_NAME):
+    for name in (PLAN_NAME, INPUTS_NAME, REPORT_NAME, VERIFIED_NAME, TOUCHED_NAME):
         store.delete(name)
     for generation in reversed(generations):
         delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])

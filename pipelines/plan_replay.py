@@ -107,7 +107,7 @@ def _fill_known(table: sqlite3.Connection, made: list[Generation]) -> None:
 
 def _set(table: sqlite3.Connection, name: str, column: str, value: int) -> None:
     key = os.fsencode(name)
-    table.execute("INSERT OR IGNORE INTO known VALUES (?, 0, 0)", [key])
+    table.execute("INSERT OR IGNORE INTO known (name, size, mtime_ns) VALUES (?, 0, 0)", [key])
     table.execute(f"UPDATE known SET {column} = ? WHERE name = ?", [value, key])
 
 

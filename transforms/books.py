@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from transforms.budget import ESTIMATE, Budget, dead_fraction
+from transforms.checksums import RunChecksums
 from transforms.elements import Edge, ShardInfo, Span
 
 COUNTS = ("records_read", "records_written", "records_added", "records_dropped", "records_dead")
@@ -44,6 +45,7 @@ class SourceRow:
         dead: Dead letters.
         num_bytes: Bytes consumed of the decompressed stream.
         dead_bytes: Bytes of dead letters.
+        run: Checksums of a run of inputs; that of a single one stands in its span.
         hidden: Records that dead letters of regions probably held, beyond the one that each of them counts as.
     """
 
@@ -59,6 +61,7 @@ class SourceRow:
     num_bytes: int = 0
     dead_bytes: int = 0
     hidden: int = 0
+    run: RunChecksums | None = None
 
     def is_whole(self) -> bool:
         """Whether the shard holds the input alone."""
@@ -71,7 +74,11 @@ class SourceRow:
     def to_fields(self) -> list[Any]:
         """Returns the row as it stands in a ledger."""
         span = None if self.span is None else list(dataclasses.astuple(self.span))
+        if span is not None and span[-1] is None:
+            del span[-1]
         fields = [self.index, self.count, self.size, span, *self.outcomes(), self.num_bytes, self.dead_bytes]
+        if self.run is not None:
+            return [*fields, self.hidden, self.run.to_text()]
         return [*fields, self.hidden] if self.hidden else fields
 
     def add(self, other: SourceRow) -> None:
@@ -83,7 +90,14 @@ class SourceRow:
     def from_fields(cls, fields: list[Any]) -> SourceRow:
         """Reads a row of a ledger."""
         index, count, size, span, *rest = fields
-        return cls(index, count, size, None if span is None else Span(*span), *rest)
+        row = cls(index, count, size, None if span is None else Span(*span), *rest[:8])
+        if len(rest) > 8:
+            row.run = RunChecksums.from_text(rest[8])
+        return row
+
+    def has_checksum(self) -> bool:
+        """Whether the checksum of each input is known."""
+        return self.run is not None or (self.span is not None and self.span.crc is not None)
 
 
 def append_row(rows: list[SourceRow], row: SourceRow) -> None:
@@ -93,13 +107,26 @@ def append_row(rows: list[SourceRow], row: SourceRow) -> None:
     """
     if rows and row.is_whole() and not row.dead and not row.dropped:
         before = rows[-1]
-        if before.is_whole() and before.outcomes() == row.outcomes() and before.index + before.count == row.index:
+        follows = before.is_whole() and before.index + before.count == row.index
+        if follows and before.outcomes() == row.outcomes() and before.has_checksum() == row.has_checksum():
+            _join_checksums(before, row)
             before.count += 1
             before.size = row.size
             before.span = row.span
             before.num_bytes += row.num_bytes
             return
     rows.append(row)
+
+
+def _join_checksums(before: SourceRow, row: SourceRow) -> None:
+    if row.span is None or row.span.crc is None:
+        return
+    if before.run is None:
+        assert before.span is not None
+        assert before.span.crc is not None
+        before.run = RunChecksums()
+        before.run.add(before.span.crc, before.size)
+    before.run.add(row.span.crc, row.size)
 
 
 def file_outcome(read: int, dead: int) -> str:

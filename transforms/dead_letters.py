@@ -203,7 +203,7 @@ def estimate_records(letters: list[DeadLetter], record_bytes: float) -> None:
 
     Args:
         letters: Letters; those of single records and those that are carried along stay as they are.
-        record_bytes: Mean bytes of a record by the plan, so that no cut and no batch changes the estimate; 0 if unknown.
+        record_bytes: Mean bytes of a record by the plan, so that no cut and no batch changes it; 0 if unknown.
     """
     if not record_bytes:
         return

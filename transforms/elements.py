@@ -30,6 +30,7 @@ class Input:
         size: Bytes when it was listed.
         mtime_ns: Modification time when it was listed; a store's generation for objects.
         error: None, or (reason code, text) when the listing already failed for this name.
+        crc32c: Checksum of its bytes where the listing tells it, in hex digits; "" elsewhere.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Input:
     size: int
     mtime_ns: int
     error: tuple[str, str] | None = None
+    crc32c: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,12 +204,15 @@ class Span:
         asked_end: Its end.
         start: The boundary at which reading began; None when no record begins inside the range.
         end: The boundary at or after `asked_end` at which reading ended; None like `start`.
+        crc: CRC-32C of the bytes [asked_start, asked_end) of the file; None where it is not known, see
+            `transforms.checksums`.
     """
 
     asked_start: int
     asked_end: int
     start: int | None
     end: int | None
+    crc: int | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(slots=True)

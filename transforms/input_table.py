@@ -15,8 +15,8 @@ from transforms.scratch import scratch_folder
 
 ROWS_AT_ONCE = 10_000
 _quote = json.encoder.encode_basestring
-Row = tuple[bytes, int, int, str | None, str | None]
-"""(name, bytes, version, reason, error) of an input, as they stand in its line."""
+Row = tuple[bytes, int, int, str | None, str | None, str | None]
+"""(name, bytes, version, reason, error, checksum) of an input, as they stand in its line."""
 
 PENDING = "pending"
 """The reason of a listed URL whose folder has not been listed yet."""
@@ -33,6 +33,7 @@ class Found:
         mtime_ns: Modification time, or an object's generation.
         reason: Why it cannot be read, None when it can.
         error: The same in words.
+        crc32c: Its checksum in hex digits, where the listing tells it.
     """
 
     name: bytes
@@ -41,14 +42,16 @@ class Found:
     mtime_ns: int = 0
     reason: str | None = None
     error: str | None = None
+    crc32c: str | None = None
 
 
 _SCHEMA = """
-CREATE TABLE found (pattern INTEGER, name BLOB, key BLOB, size INTEGER, mtime_ns INTEGER, reason TEXT, error TEXT)
+CREATE TABLE found (
+  pattern INTEGER, name BLOB, key BLOB, size INTEGER, mtime_ns INTEGER, reason TEXT, error TEXT, crc32c TEXT)
 """
-_IN_ORDER = "SELECT name, size, mtime_ns, reason, error FROM found ORDER BY pattern, name"
+_IN_ORDER = "SELECT name, size, mtime_ns, reason, error, crc32c FROM found ORDER BY pattern, name"
 _UNIQUE_IN_ORDER = """
-SELECT name, size, mtime_ns, reason, error FROM found AS f WHERE NOT EXISTS (
+SELECT name, size, mtime_ns, reason, error, crc32c FROM found AS f WHERE NOT EXISTS (
   SELECT 1 FROM found AS g WHERE g.key = f.key AND (g.pattern, g.name, g.rowid) < (f.pattern, f.name, f.rowid))
 ORDER BY pattern, name
 """
@@ -77,10 +80,13 @@ def fill(table: sqlite3.Connection, groups: Iterable[Iterable[Found]]) -> None:
 
 def insert(table: sqlite3.Connection, numbered: Iterable[tuple[int, Found]]) -> None:
     """Puts inputs into the table, each with the number of its group."""
-    rows = ((number, one.name, one.key, one.size, one.mtime_ns, one.reason, one.error) for number, one in numbered)
+    rows = (
+        (number, one.name, one.key, one.size, one.mtime_ns, one.reason, one.error, one.crc32c)
+        for number, one in numbered
+    )
     while batch := list(itertools.islice(rows, ROWS_AT_ONCE)):
         table.execute("BEGIN")
-        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?)", batch)
+        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch)
         table.execute("COMMIT")
 
 
@@ -97,8 +103,12 @@ def rows_in_order(table: sqlite3.Connection, *, may_repeat: bool) -> Iterator[Ro
     return table.execute(_UNIQUE_IN_ORDER)
 
 
-def to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: str | None) -> bytes:
+def to_line(
+    name: bytes, size: int, mtime_ns: int, reason: str | None, error: str | None, crc32c: str | None = None
+) -> bytes:
     """Returns a line of inputs.jsonl."""
+    if crc32c and reason is None:
+        return to_line(name, size, mtime_ns, None, None)[:-2] + _CHECKSUM + crc32c.encode() + b'"}\n'
     if reason is None:
         with contextlib.suppress(UnicodeDecodeError):  # The common case, ten million times.
             return f'{{"name": {_quote(name.decode())}, "size": {size}, "mtime_ns": {mtime_ns}}}\n'.encode()
@@ -108,3 +118,13 @@ def to_line(name: bytes, size: int, mtime_ns: int, reason: str | None, error: st
     if reason is not None:
         fields["error"] = [reason, error]
     return to_json(fields)
+
+
+_CHECKSUM = b', "crc32c": "'
+_CHECKSUM_BYTES = len(_CHECKSUM) + len('01234567"}\n')
+
+
+def without_checksum(line: bytes) -> bytes:
+    """Returns a line of inputs.jsonl as it counts in fingerprints: those were made before lines had checksums."""
+    has_one = line[-_CHECKSUM_BYTES:].startswith(_CHECKSUM)
+    return line[:-_CHECKSUM_BYTES] + b"}\n" if has_one else line

@@ -33,6 +33,7 @@ from transforms.input_table import (
     found_table,
     rows_in_order,
     to_line,
+    without_checksum,
 )
 from transforms.leftovers import PassedOver, asked_for, is_plain, passed_over_as
 from transforms.plan import COMPRESSED_SUFFIXES
@@ -310,7 +311,7 @@ def _straight_rows(lister: _Lister, argument: str) -> Iterator[Row]:
         if found.name <= last:
             raise _NotInOrderError
         last = found.name
-        yield last, found.size, found.mtime_ns, found.reason, found.error
+        yield last, found.size, found.mtime_ns, found.reason, found.error, found.crc32c
 
 
 def _find_all(table: sqlite3.Connection, lister: _Lister, arguments: list[str]) -> None:
@@ -366,7 +367,7 @@ def _write_lines(path: str, rows: Iterator[Row], lister: _Lister) -> Listing:
         for row in rows:
             line = to_line(*row)
             out.write(line)
-            digest.update(line)
+            digest.update(without_checksum(line))
             num_inputs += 1
             total_bytes += row[1]
             compressed_bytes += row[1] if row[0].lower().endswith(_COMPRESSED) else 0
@@ -406,7 +407,8 @@ def read_inputs(lines: BinaryIO, offset: int = 0, index: int = 0) -> Iterator[tu
         try:
             fields = _decode(line.decode())[0]
             error = tuple(fields["error"]) if "error" in fields else None
-            source = Input(index, name_from_fields("name", fields), fields["size"], fields["mtime_ns"], error)
+            name, checksum = name_from_fields("name", fields), fields.get("crc32c", "")
+            source = Input(index, name, fields["size"], fields["mtime_ns"], error, checksum)
         except (ValueError, KeyError, TypeError, AttributeError) as damage:
             raise DamagedLineError(f"is damaged at byte {offset}") from damage
         yield offset, source

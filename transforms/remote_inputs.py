@@ -6,6 +6,7 @@ wildcards; a list of names costs one listing for each folder, from the first of 
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import functools
 import glob
@@ -39,11 +40,13 @@ class Object(NamedTuple):
         url: Its URL.
         size: Bytes; -1 for a folder.
         version: Its generation, or the time of its last change in ns.
+        crc32c: Checksum of its bytes in hex digits, "" where the listing has none.
     """
 
     url: str
     size: int
     version: int
+    crc32c: str = ""
 
 
 class _Storage(Protocol):
@@ -55,7 +58,7 @@ class _Storage(Protocol):
 
 
 class _Gcs:
-    _FIELDS = "items(name,size,generation),nextPageToken"
+    _FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 
     def list(self, prefix: str, *, deep: bool, first: str = "", folders: bool = False) -> Iterator[Object]:
         from transforms import gcs
@@ -71,14 +74,16 @@ class _Gcs:
         try:
             for page in gcs.client().list_blobs(gcs.bucket(bucket), prefix=name, **options).pages:
                 answer = page.raw_page  # As it came: making blobs of it takes longest here.
-                items = (
-                    Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]))
-                    for item in answer.get("items", ())
-                )
+                items = (_from_item(bucket, item) for item in answer.get("items", ()))
                 below = [Object(f"gs://{bucket}/{name}", _FOLDER, 0) for name in answer.get("prefixes", ())]
                 yield from sorted([*items, *below]) if below else items
         except Exception as error:
             raise gcs.reading_error(error, prefix) from error
+
+
+def _from_item(bucket: str, item: dict[str, Any]) -> Object:
+    checksum = base64.b64decode(item.get("crc32c", "")).hex()
+    return Object(f"gs://{bucket}/{item['name']}", int(item["size"]), int(item["generation"]), checksum)
 
 
 class _Beam:
@@ -213,12 +218,12 @@ class RemoteLister:
                 )
 
     def _resolve_folder(self, table: sqlite3.Connection, folder: str, first: str, last: bytes) -> None:
-        rows: list[tuple[int, int, bytes]] = []
+        rows: list[tuple[int, int, str, bytes]] = []
         for found in _storage(folder).list(folder, deep=False, first=first):
             key = found.url.encode()
             if key > last:
                 break
-            rows.append((found.size, found.version, key))
+            rows.append((found.size, found.version, found.crc32c, key))
             if len(rows) == ROWS_AT_ONCE:
                 _set_sizes(table, rows)
         _set_sizes(table, rows)
@@ -234,10 +239,11 @@ class RemoteLister:
                 table.execute("DELETE FROM found WHERE rowid = ?", [rowid])
 
 
-def _set_sizes(table: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> None:
+def _set_sizes(table: sqlite3.Connection, rows: list[tuple[int, int, str, bytes]]) -> None:
     table.execute("BEGIN")
     table.executemany(
-        f"UPDATE found SET size = ?, mtime_ns = ?, reason = NULL WHERE key = ? AND reason = '{PENDING}'", rows
+        f"UPDATE found SET size = ?, mtime_ns = ?, crc32c = ?, reason = NULL WHERE key = ? AND reason = '{PENDING}'",
+        rows,
     )
     table.execute("COMMIT")
     rows.clear()
@@ -250,7 +256,7 @@ def pending(url: bytes) -> Found:
 
 def _found(found: Object) -> Found:
     name = found.url.encode()
-    return Found(name, name, found.size, found.version)
+    return Found(name, name, found.size, found.version, crc32c=found.crc32c)
 
 
 def _has_below(url: str) -> bool:

@@ -6,10 +6,11 @@ Whatever an input does, the shard goes on: what cannot be read is a dead letter 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from transforms.billing import pay_by
 from transforms.budget import AbortWatch
+from transforms.checksums import HashedFile, checksum_of, has_own_checksum
 from transforms.dead_letters import describe_exception, estimate_records
 from transforms.elements import Chunk, DeadLetter, Input, JobSpec, RecordBatch, ShardTask, Span
 from transforms.formats import load_format
@@ -96,15 +97,19 @@ def _read_slice(
     spec: JobSpec, source: Input, start: int, end: int, task: ShardTask, *, isolated: bool
 ) -> Iterator[Chunk]:
     read = read_isolated if isolated else read_input
-    if task.start_at is None or source.index != task.first_index:
-        yield from read(spec, source, start, end)
-    elif task.start_at >= end:
-        yield Chunk(span=Span(start, end, None, None))
+    again = task.start_at is not None and source.index == task.first_index
+    chunks: Iterable[Chunk]
+    if not again:
+        chunks = read(spec, source, start, end)
+    elif (task.start_at or 0) >= end:
+        chunks = [Chunk(span=Span(start, end, None, None))]
     else:
-        for chunk in read(spec, source, task.start_at, end, trusted=True):
-            if chunk.span is not None:
-                chunk.span = dataclasses.replace(chunk.span, asked_start=start)
-            yield chunk
+        chunks = read(spec, source, task.start_at or 0, end, trusted=True)
+    for chunk in chunks:
+        if chunk.span is not None and (again or isolated):  # Not all of the range went by here.
+            crc = None if has_own_checksum(source) else checksum_of(source, start, end)
+            chunk.span = dataclasses.replace(chunk.span, asked_start=start, crc=crc)
+        yield chunk
 
 
 def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: bool = False) -> Iterator[Chunk]:
@@ -127,11 +132,14 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
         pay_by(spec.billing_project)
     progress = Progress(source, start, end)
     try:
-        file = open_input(source)
+        file = open_input(source, may_be_touched=start == 0 and end >= source.size)
         will_read(file, end)
         try:
-            for chunk in _read_open(file, spec, source, start, end, trusted=trusted):
+            hashed = None if has_own_checksum(source) else HashedFile(file, start, end)
+            for chunk in _read_open(hashed or file, spec, source, start, end, trusted=trusted):
                 progress.follow(chunk)
+                if chunk.span is not None and hashed is not None and not (chunk.dead and hashed.is_untouched):
+                    chunk.span = dataclasses.replace(chunk.span, crc=hashed.checksum())
                 yield chunk
         finally:
             file.close()

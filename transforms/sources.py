@@ -58,12 +58,12 @@ class RandomAccessFile(Protocol):
 class LocalFile:
     """A file of this machine, read with positioned reads."""
 
-    def __init__(self, source: Input) -> None:
+    def __init__(self, source: Input, *, may_be_touched: bool = False) -> None:
         # O_NONBLOCK: opening a pipe that stands among the inputs must not wait for a writer.
         self._fd = os.open(os.fsencode(source.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             info = os.fstat(self._fd)
-            _check_unchanged(source, info)
+            _check_unchanged(source, info, may_be_touched=may_be_touched)
         except BaseException:
             os.close(self._fd)
             raise
@@ -89,11 +89,12 @@ class LocalFile:
         os.close(self._fd)
 
 
-def _check_unchanged(source: Input, info: os.stat_result) -> None:
+def _check_unchanged(source: Input, info: os.stat_result, *, may_be_touched: bool) -> None:
     if not stat.S_ISREG(info.st_mode):
         is_folder = stat.S_ISDIR(info.st_mode)
         raise OSError(errno.ENXIO, "a folder; name a file in it" if is_folder else "not a regular file")
-    if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
+    is_touched = info.st_mtime_ns != source.mtime_ns and not may_be_touched
+    if info.st_size != source.size or is_touched:
         raise InputChangedError(
             errno.ESTALE,
             f"the file changed after it was listed: {source.size} bytes of {_utc(source.mtime_ns)} then, "
@@ -106,11 +107,15 @@ def _utc(time_ns: int) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}.{ns:09} UTC"
 
 
-def open_input(source: Input) -> RandomAccessFile:
+def open_input(source: Input, *, may_be_touched: bool = False) -> RandomAccessFile:
     """Opens a listed input.
+
+    An object that was written again since with the bytes that were listed is opened as it is now.
 
     Args:
         source: The input as it was listed.
+        may_be_touched: Whether a file of this machine may have another time than it was listed with, if the size is the
+            same: whoever reads it whole reads one content, and the ledger gets its checksum.
 
     Returns:
         The open file; the caller closes it.
@@ -119,11 +124,17 @@ def open_input(source: Input) -> RandomAccessFile:
         OSError: It cannot be opened, or is no longer the file that was listed; see `explain_error`.
     """
     if "://" not in source.name:
-        return LocalFile(source)
+        return LocalFile(source, may_be_touched=may_be_touched)
     if source.name.startswith("gs://"):
         from transforms.gcs_reader import ObjectReader
 
-        return ObjectReader(source.name, source.size, source.mtime_ns)
+        try:
+            return ObjectReader(source.name, source.size, source.mtime_ns)
+        except InputChangedError:
+            now = look_up(source.name) if source.crc32c else source
+            if now == source or (now.size, now.crc32c) != (source.size, source.crc32c):
+                raise
+            return ObjectReader(now.name, now.size, now.mtime_ns)
     from transforms.beam_source import BeamFile
 
     return BeamFile(source)
@@ -156,7 +167,7 @@ def look_up(name: str) -> Input:
         raise OSError(errno.EINVAL, str(error)) from error
     if found is None:
         raise FileNotFoundError(errno.ENOENT, f"there is no {name}")
-    return Input(0, name, found.size, found.version)
+    return Input(0, name, found.size, found.version, crc32c=found.crc32c)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from transforms.generations import base_name
+from transforms.input_table import without_checksum
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, DamagedLineError, read_header
 from transforms.store import Store
 
@@ -20,7 +21,6 @@ MANIFEST_NAME = "manifest.json"
 REPORT_NAME = "_gristmill/report.json"
 
 FROM_COPY = "put it back from a copy, or convert everything again with --overwrite"
-_PIECE_BYTES = 1 << 20
 _MANIFEST_KEYS = {"plan_id", "num_records", "shards"}
 _CONFIG_KEYS = {"source", "steps", "write", "dead_letters"}
 _REPORT_KEYS = {
@@ -132,7 +132,7 @@ def check_inputs(store: Store, header: dict[str, Any]) -> None:
         return
     digest = hashlib.blake2b(digest_size=16)
     with open_inputs(store) as lines:
-        while piece := lines.read(_PIECE_BYTES):
-            digest.update(piece)
+        for line in lines:
+            digest.update(without_checksum(line))
     if digest.hexdigest() != header["fingerprint"]["inputs"]:
         raise StateError(store, INPUTS_NAME, "is not the list that its plan was made of")
