@@ -200,6 +200,17 @@ def _explain(command: str, error: BaseException) -> int:
 
 
 _JOBS = ("convert", "replay")
+_TWO_PROCESSES_BYTES = 400 << 20
+"""What a command and the process of its pipeline take together, with a reserve of a fifth."""
+
+
+def _check_room() -> None:
+    from transforms.machine import check_threads
+    from transforms.store import OutputError
+
+    problem = check_threads()
+    if problem is not None:
+        raise OutputError(problem)
 
 
 def _run(args: argparse.Namespace, unknown: list[str]) -> int:
@@ -211,6 +222,7 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         from pipelines import verify
         from pipelines.signals import stop_on_signals
 
+        _check_room()
         with stop_on_signals():
             return verify.run(args.output, unknown, detach=args.detach)
     if unknown:
@@ -218,6 +230,7 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "inspect":
         from pipelines import inspect
 
+        _check_room()
         return inspect.run(args.files, args.records, as_json=args.json)
     if args.command == "status":
         from pipelines import status
@@ -239,6 +252,7 @@ def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
         with without_collecting():
             from pipelines import convert
             from pipelines.signals import stop_on_signals
+        _check_room()
         with stop_on_signals():
             return convert.run(args, unknown, process)
 
@@ -249,6 +263,7 @@ def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
         with without_collecting():
             from pipelines import replay
             from pipelines.signals import stop_on_signals
+        _check_room()
         with stop_on_signals():
             return replay.run(args, unknown, process)
 
@@ -256,7 +271,10 @@ def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
 def _start_process(args: argparse.Namespace, unknown: list[str], ending: contextlib.ExitStack) -> JobProcess | None:
     from pipelines import local_runner
     from pipelines.supervisor import JobProcess
+    from transforms.machine import available_bytes
 
     if args.workers == "0" or not local_runner.is_local(unknown):
         return None
+    if available_bytes() < _TWO_PROCESSES_BYTES:
+        return None  # Where workers are asked for all the same, one is started then.
     return ending.enter_context(JobProcess())
