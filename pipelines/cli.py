@@ -227,6 +227,17 @@ def _explain(command: str, error: BaseException) -> int:
 
 
 _JOBS = ("convert", "replay")
+_TWO_PROCESSES_BYTES = 400 << 20
+"""What a command and the process of its pipeline take together, with a reserve of a fifth."""
+
+
+def _check_room() -> None:
+    from transforms.machine import check_threads
+    from transforms.store import OutputError
+
+    problem = check_threads()
+    if problem is not None:
+        raise OutputError(problem)
 
 
 _PATHS = {"input": "--input", "output": "output", "config": "--config", "files": "file", "source": "--source"}
@@ -257,6 +268,7 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
         from pipelines import verify
         from pipelines.signals import stop_on_signals
 
+        _check_room()
         with stop_on_signals():
             return verify.run(args.output, unknown, detach=args.detach)
     if unknown:
@@ -264,6 +276,7 @@ def _run(args: argparse.Namespace, unknown: list[str]) -> int:
     if args.command == "inspect":
         from pipelines import inspect
 
+        _check_room()
         return inspect.run(args.files, args.records, as_json=args.json)
     if args.command == "status":
         from pipelines import status
@@ -285,6 +298,7 @@ def _convert(args: argparse.Namespace, unknown: list[str]) -> int:
         with without_collecting():
             from pipelines import convert
             from pipelines.signals import stop_on_signals
+        _check_room()
         with stop_on_signals():
             return convert.run(args, unknown, process)
 
@@ -295,6 +309,7 @@ def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
         with without_collecting():
             from pipelines import replay
             from pipelines.signals import stop_on_signals
+        _check_room()
         with stop_on_signals():
             return replay.run(args, unknown, process)
 
@@ -302,7 +317,10 @@ def _replay(args: argparse.Namespace, unknown: list[str]) -> int:
 def _start_process(args: argparse.Namespace, unknown: list[str], ending: contextlib.ExitStack) -> JobProcess | None:
     from pipelines import local_runner
     from pipelines.supervisor import JobProcess
+    from transforms.machine import available_bytes
 
     if args.workers == "0" or not local_runner.is_local(unknown):
         return None
+    if available_bytes() < _TWO_PROCESSES_BYTES:
+        return None  # Where workers are asked for all the same, one is started then.
     return ending.enter_context(JobProcess())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from pipelines.local_runner import estimate_job_secs
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
+from transforms.machine import num_cores
 from transforms.steps.job_chain import Chain, load_chain
 from transforms.steps.rate import forget_rates
 
@@ -31,7 +31,7 @@ def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
     for note in header["notes"]:
         print(f"note      {note}")
     cpu_secs = estimate_job_secs(spec, job)
-    print(f"time      about {cpu_secs:,.0f} CPU seconds; this machine has {len(os.sched_getaffinity(0))} cores")
+    print(f"time      about {cpu_secs:,.0f} CPU seconds; {num_cores()} cores may be used here")
     _show_steps(spec, job.sampled[: num_records or _SHOWN_RECORDS])
 
 

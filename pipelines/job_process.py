@@ -17,6 +17,7 @@ from pipelines.imports import without_collecting, without_google
 from pipelines.process_ties import die_before_parent, end_with_parent
 from pipelines.worker_watch import WorkerWatch
 from transforms.elements import JobSpec
+from transforms.machine import check_threads
 
 if TYPE_CHECKING:
     from transforms.store import Store
@@ -55,6 +56,9 @@ def main() -> None:
     pay_by(order.spec.billing_project)
     with _logging(order, open_store(order.spec.root)):
         watch = WorkerWatch(order.spec, order.num_workers, int(sys.argv[1]))
+        problem = check_threads()
+        if problem is not None:
+            watch.answer({"error": problem})
         watch.answer(local_runner.describe_run(order.spec, order.flags, max(1, order.num_workers)))
 
 

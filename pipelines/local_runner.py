@@ -14,6 +14,7 @@ from pipelines.beam_options import flag_value
 from pipelines.errors import CAUSES
 from pipelines.imports import without_collecting
 from transforms.elements import JobSpec
+from transforms.machine import available_bytes, num_cores
 from transforms.store import OutputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -40,19 +41,10 @@ def estimate_job_secs(spec: Any, job: Any) -> float:
 
 def choose_workers(cpu_secs: float, num_shards: int) -> int:
     """Returns the number of worker processes; 0 for work in this process, where starting one would not pay."""
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     worth = math.floor(cpu_secs / WORKER_START_SECS)
-    workers = min(cores, worth, num_shards, max(1, _available_bytes() // _WORKER_BYTES))
+    workers = min(cores, worth, num_shards, max(1, available_bytes() // _WORKER_BYTES))
     return int(workers) if workers > 1 else 0
-
-
-def _available_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = re.search(r"MemAvailable:\s+(\d+) kB", lines.read())
-    except OSError:
-        found = None
-    return int(found[1]) << 10 if found else 1 << 40
 
 
 def is_local(flags: list[str]) -> bool:
@@ -73,7 +65,7 @@ def asked_workers(flags: list[str]) -> int | None:
         return 0
     if count is None:
         return None if mode is None else 1
-    return int(count) or len(os.sched_getaffinity(0))
+    return int(count) or num_cores()
 
 
 def local_flags(flags: list[str], workers: int) -> list[str]:

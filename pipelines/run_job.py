@@ -25,6 +25,7 @@ from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
 from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError
+from transforms.machine import describe_memory
 from transforms.report import build_report
 from transforms.scratch import delete_left_over
 from transforms.state import CONFIG_NAME, read_report
@@ -170,10 +171,19 @@ def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJ
     if local_runner.is_local(flags):
         count = _choose_workers(job, flags, run.workers)
         flags = local_runner.local_flags(flags, count)
-        if run.process is not None:
-            process = run.process
-            return _Engine(flags, lambda: run_supervised(store, Order(spec, flags, count), process))
+        if run.process is not None or count:
+            return _Engine(flags, lambda: _run_supervised(store, Order(spec, flags, count), run.process))
+        if run.workers is None:
+            _LOGGER.warning("the pipeline runs in this process, no other fits: %s", describe_memory())
     return _Engine(flags, lambda: local_runner.run_pipeline(spec, flags, max(1, count)))
+
+
+def _run_supervised(store: Store, order: Order, process: JobProcess | None) -> None:
+    if process is not None:
+        run_supervised(store, order, process)
+        return
+    with JobProcess() as late:
+        run_supervised(store, order, late)
 
 
 def put_config(store: Store, config: JobConfig) -> None:

@@ -10,6 +10,7 @@ from pipelines.errors import UsageError
 from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.generations import unfenced
 from transforms.ledger import ATTEMPTS
+from transforms.machine import num_cores
 from transforms.store import LocalStore, Store
 
 _SHARD_BYTES = 128 << 10
@@ -49,7 +50,7 @@ def _check_spool(job: PlannedJob) -> str | None:
     """Returns a warning when this machine has no room for the shards that its workers write at the same time."""
     planned = planned_shards(job.plan_path)
     share = max(planned, default=0) / max(1, sum(planned))
-    needed = int(job.estimated_output_bytes * share) * len(os.sched_getaffinity(0))
+    needed = int(job.estimated_output_bytes * share) * num_cores()
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if needed <= free:

@@ -6,6 +6,7 @@ What a dying process was at stands in the marks of `transforms.tries`; the next 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -20,11 +21,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import pipelines
+from pipelines import local_runner
 from pipelines.handlers import handled
 from pipelines.job_process import Order
 from pipelines.local_runner import worker_environment
 from pipelines.signals import end_children
+from transforms.elements import JobSpec
 from transforms.ledger import LEDGERS
+from transforms.machine import count_memory_kills, describe_memory
 from transforms.store import OutputError, Store
 from transforms.tries import Mark, forget_marks, list_marks
 
@@ -123,13 +127,32 @@ def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
     """
     deaths = _Deaths(store)
     for attempt in _processes(process):
+        kills = count_memory_kills()
         outcome = attempt.run(order)
         if "error" in outcome:
             raise OutputError(outcome["error"])
         if "done" in outcome:
             return
-        deaths.add(outcome, attempt.pid, has_workers=order.num_workers > 0)
+        short_of_memory = count_memory_kills() > kills
+        deaths.add(outcome, attempt.pid, order, short_of_memory=short_of_memory)
         store.clean()  # All processes have ended; what they were writing has no name.
+        if short_of_memory and not order.num_workers:
+            break
+        if short_of_memory:
+            order = _with_fewer_workers(order)
+    _LOGGER.warning("the kernel ended the process of the pipeline, which goes on in the command: %s", describe_memory())
+    local_runner.run_pipeline(order.spec, order.flags, 1)
+
+
+def _with_fewer_workers(order: Order) -> Order:
+    """Returns the order for half the worker processes; none from one on, since the pipeline has a process already."""
+    count = order.num_workers // 2
+    _LOGGER.warning(
+        "the kernel ended a process for want of memory; going on with %s: %s",
+        f"fewer worker processes, {count} instead of {order.num_workers}" if count else "no worker processes",
+        describe_memory(),
+    )
+    return dataclasses.replace(order, num_workers=count, flags=local_runner.local_flags(order.flags, count))
 
 
 def run_once(order: Order) -> None:
@@ -164,13 +187,19 @@ class _Deaths:
         self._without_progress = 0
         self._committed = self._count_committed()
 
-    def add(self, outcome: dict[str, Any], pid: int, *, has_workers: bool) -> None:
+    def add(self, outcome: dict[str, Any], pid: int, order: Order, *, short_of_memory: bool) -> None:
         """Takes note of a death and logs it.
+
+        Args:
+            outcome: As `JobProcess.run` returns it.
+            pid: The process of the pipeline.
+            order: The pipeline.
+            short_of_memory: Whether the kernel has ended processes for want of memory.
 
         Raises:
             OutputError: It makes no sense to try again.
         """
-        blamed = self._blame(outcome, pid, has_workers=has_workers)
+        blamed = self._blame(outcome, pid, order, short_of_memory=short_of_memory)
         self._by_shard.update(mark.shard_key for mark in blamed)
         committed = self._count_committed()
         self._without_progress = 0 if committed > self._committed or blamed else self._without_progress + 1
@@ -182,16 +211,22 @@ class _Deaths:
             if count >= _MAX_DEATHS_BY_SHARD:
                 raise OutputError(
                     f"{count} processes died while at shard {shard}, also with its steps and its reader in "
-                    f"processes of their own ({what}); is there enough memory?"
+                    f"processes of their own ({what}); is there enough memory? {describe_memory()}"
                 )
         if self._without_progress >= _MAX_DEATHS_WITHOUT_PROGRESS:
             raise OutputError(f"{self._without_progress} times in a row {what}")
 
-    def _blame(self, outcome: dict[str, Any], pid: int, *, has_workers: bool) -> list[Mark]:
-        """Takes away the marks of processes that did not die by themselves, and returns the others."""
-        if "lost" in outcome:
+    def _blame(self, outcome: dict[str, Any], pid: int, order: Order, *, short_of_memory: bool) -> list[Mark]:
+        """Takes away the marks of processes that did not die by themselves, and returns the others.
+
+        Where memory is short and there are no steps, what is done about it is fewer workers: processes for the reader
+        would take more of it.
+        """
+        if short_of_memory and order.num_workers and isinstance(order.spec, JobSpec) and not order.spec.steps:
+            forget_marks(self._store)
+        elif "lost" in outcome:
             forget_marks(self._store, set(outcome["living"]))
-        elif has_workers:
+        elif order.num_workers:
             forget_marks(self._store, {mark.pid for mark in list_marks(self._store)} - {pid})
         return list(list_marks(self._store))
 

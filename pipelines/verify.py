@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from pipelines.supervisor import run_once
 from transforms.ahead import map_ahead
 from transforms.check_shard import Found, ShardChecker, add_up
 from transforms.child_call import ChildCall
+from transforms.machine import available_bytes, num_cores
 from transforms.report import VERIFIED_NAME
 from transforms.scratch import scratch_folder
 from transforms.store import OutputError, Store
@@ -29,6 +29,8 @@ from transforms.verify import VerifyOrder, conclude, list_tasks, order_verify, r
 _WORTH_PROCESSES_BYTES = 128 << 20
 _BYTES_PER_SEC = 200e6
 """What a core reads of shards in a second, for an estimate."""
+_PROCESS_BYTES = 150 << 20
+"""What one process that reads shards takes, with the blocks that it has inflated."""
 _SHOWN = 50
 _FILES_AT_ONCE = 8
 """Of a remote store: each may have two blocks of some MiB in memory."""
@@ -102,7 +104,7 @@ def _verify_here(store: Store, order: VerifyOrder, num_bytes: int) -> dict[str, 
     tasks = list(list_tasks(store, order))
     if num_bytes < _WORTH_PROCESSES_BYTES:
         return conclude(order, add_up(check_shards(store, tasks)))
-    count = max(1, min(len(tasks), len(os.sched_getaffinity(0))))
+    count = max(1, min(len(tasks), num_cores(), available_bytes() // _PROCESS_BYTES))
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         parts = pool.map(_check_apart, [store] * count, [tasks[number::count] for number in range(count)])
         return conclude(order, add_up(parts))
@@ -168,4 +170,5 @@ def _verify_in_processes(order: VerifyOrder, flags: list[str]) -> None:
         run_once(Order(order, flags, count))
     else:
         with log_to_terminal():
-            local_runner.wait_for(local_runner.submit_pipeline(local_runner.root_transform(order, max(1, count)), flags))
+            transform = local_runner.root_transform(order, max(1, count))
+            local_runner.wait_for(local_runner.submit_pipeline(transform, flags))

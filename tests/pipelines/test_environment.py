@@ -67,6 +67,21 @@ def test_64_descriptors_are_enough(workers: str, folder: Path) -> None:
     assert jobs.report(folder / "out")["records_dead"] == 0
 
 
+@pytest.mark.parametrize("command", ["convert", "verify", "inspect"])
+def test_too_little_address_space_ends_with_a_message(command: str, folder: Path) -> None:
+    arguments = {
+        "convert": ["--input", "in/*", "--output", "new"],
+        "verify": ["out"],
+        "inspect": ["in/f0"],
+    }[command]
+    assert jobs.convert("--input", "in/*", "--output", "out") == 0
+    limited = ["sh", "-c", 'ulimit -v 1000000; exec "$@"', "limited"]
+    done = jobs.spawn([command, *arguments], cwd=folder, prefix=limited, timeout_secs=60)
+    assert done.returncode == 1
+    assert f"gristmill {command}: a process cannot start the threads" in done.stderr
+    assert "ulimit -v is 1000000" in done.stderr
+
+
 def test_an_output_that_cannot_be_written_is_found_before_any_work(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

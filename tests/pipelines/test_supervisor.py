@@ -153,6 +153,48 @@ def test_a_stopped_job_leaves_no_suspicion(tmp_path: Path) -> None:
     assert not list((tmp_path / "out/_gristmill").glob("tries/*"))
 
 
+KILLED_FOR_MEMORY = """
+import os, signal, sys
+from pathlib import Path
+from transforms import machine
+machine.count_memory_kills = lambda *_: len(list(Path("kills").iterdir()))
+machine.available_bytes = lambda *_: int(os.environ["FREE_MIB"]) << 20
+if "pipelines.job_process" in " ".join(sys.orig_argv):
+    from pipelines import job_process, local_runner
+    def run(spec, flags, num_workers):
+        Path("kills", str(len(list(Path("kills").iterdir())))).write_text(str(local_runner.asked_workers(flags)))
+        os.kill(os.getpid(), signal.SIGKILL)
+    local_runner.describe_run = run
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "free_mib", "tries"),
+    [
+        pytest.param("4", 9_000, ["4", "2", "1", "0"], marks=pytest.mark.slow),
+        ("auto", 300, []),
+        pytest.param("2", 300, ["2", "1", "0"], marks=pytest.mark.slow),
+    ],
+)
+def test_after_a_kill_for_want_of_memory_fewer_workers_go_on(
+    workers: str, free_mib: int, tries: list[str], tmp_path: Path
+) -> None:
+    payloads = [jobs.payload(0, i) for i in range(100)]
+    jobs.write_tfrecord(tmp_path / "in/a", payloads)
+    for name in ("hooks", "kills"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "hooks/sitecustomize.py").write_text(KILLED_FOR_MEMORY)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "hooks"), jobs.environment()["PYTHONPATH"]])}
+    command = ["convert", "--input", "in/*", "--output", "out", "--shards", "4", "--workers", workers]
+    done = jobs.spawn(command, tmp_path, {**env, "FREE_MIB": str(free_mib)})
+    assert done.returncode == 0, done.stderr
+    assert [path.read_text() for path in sorted((tmp_path / "kills").iterdir())] == tries
+    assert jobs.records(tmp_path / "out") == payloads
+    assert done.stderr.count("for want of memory") == max(0, len(tries) - 1)
+    assert ("in this process" in done.stderr) == (not tries)
+    assert left_behind(tmp_path / "out") == []
+
+
 def test_a_job_whose_every_process_dies_ends_with_the_reason(tmp_path: Path) -> None:
     jobs.write_tfrecord(tmp_path / "in/a", [jobs.payload(0, i) for i in range(10)])
     hooks = tmp_path / "hooks"

@@ -7,17 +7,16 @@ after a timeout, becomes a dead letter; the records behind it go on in a new pro
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from transforms.child_call import status_name
 from transforms.dead_letters import MAX_ERROR_CHARS, MAX_TRACEBACK_CHARS, Failure, JobInterrupted, safe_text
 from transforms.elements import JobSpec, RecordBatch
+from transforms.machine import count_memory_kills
 from transforms.shard_journal import JournalHome, pack_origins
 from transforms.steps.chain import Outcome, gather
 from transforms.steps.child_process import ChildEndedError, ChildProcess, Ending
@@ -87,14 +86,14 @@ class IsolatedChain:
         """Yields what becomes of each record, in order."""
         progress = _Progress()
         while progress.done < len(records):
-            start, kills = progress.done, _count_oom_kills()
+            start, kills = progress.done, count_memory_kills()
             try:
                 for outcome in self._run_in_child(records[start:], notes.since(start)):
                     progress.advance()
                     yield outcome
             except ChildEndedError as ended:
                 self._check_stop(ended.ending)
-                outcome_of_culprit = self._judge(ended.ending, start, progress, _count_oom_kills() > kills)
+                outcome_of_culprit = self._judge(ended.ending, start, progress, count_memory_kills() > kills)
                 if outcome_of_culprit is not None:
                     progress.advance()
                     yield outcome_of_culprit
@@ -240,11 +239,3 @@ class _Progress:
     def advance(self) -> None:
         self.done += 1
         self.timeouts = self.strikes = 0
-
-
-def _count_oom_kills() -> int:
-    """Returns how many processes the kernel has killed for want of memory."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
