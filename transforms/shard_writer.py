@@ -154,7 +154,7 @@ class ShardWriter:
         forget_tries(self._store, self._spec, self._task.shard, self._try)
         self._progress.forget()
         if self._has_journal:
-            forget_journal(self._store, self._spec, self._task.shard)
+            forget_journal(self._store, self._spec, self._task)
         return winner.to_info(self._task)
 
     def abandon(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes import WorstStore, make_spec
+from fakes import WorstStore, make_spec, make_task
 from transforms import journal
 from transforms.generations import see_as
 from transforms.journal import JOURNALS, JobJournals, OpenJournal
@@ -20,7 +20,7 @@ KEY = b"k" * 16
 
 
 def open_journal(store: Store, *, fetch: bool = True, **fields: Any) -> OpenJournal:
-    return OpenJournal(store, make_spec(store.root, **fields), 0, fetch=fetch)
+    return OpenJournal(store, make_spec(store.root, **fields), make_task(), fetch=fetch)
 
 
 def names(store: Store) -> list[str]:
@@ -153,14 +153,14 @@ class TestLookingForJournals:
         store = WorstStore()
         journals = JobJournals(store, make_spec(store.root, num_shards=10))
         for shard in range(10):
-            journals.open(shard, 1, surely_used=False).close()
+            journals.open(make_task(shard), 1, surely_used=False).close()
         assert self.lists(store) == 1
 
     def test_a_shard_is_asked_for_that_was_tried_before_or_surely_has_one(self) -> None:
         store = WorstStore()
         journals = JobJournals(store, make_spec(store.root, num_shards=10))
         for shard, try_number, surely in ((0, 2, False), (1, 1, True), (2, 1, False), (2, 1, False)):
-            journals.open(shard, try_number, surely_used=surely).close()
+            journals.open(make_task(shard), try_number, surely_used=surely).close()
         assert self.lists(store) == 4
 
     def test_all_are_asked_for_where_journals_stood_when_the_worker_began(self) -> None:
@@ -168,5 +168,5 @@ class TestLookingForJournals:
         store.put(f"{JOURNALS}00009/x", b"")
         journals = JobJournals(store, make_spec(store.root, num_shards=10))
         for shard in range(3):
-            journals.open(shard, 1, surely_used=False).close()
+            journals.open(make_task(shard), 1, surely_used=False).close()
         assert self.lists(store) == 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fakes import WorstStore, make_batch, make_spec
+from fakes import WorstStore, make_batch, make_spec, make_task
 from transforms.elements import JobSpec, RecordBatch
 from transforms.journal import JOURNALS, forget_journal, stray_journals
 from transforms.ledger import Ledger, commit
@@ -415,7 +415,7 @@ class TestDeletion:
             with asked.attempt(spec, RECORDS):
                 pass
         asked.store.put(f"{JOURNALS}00001/x", b"")
-        forget_journal(asked.store, spec, 0)
+        forget_journal(asked.store, spec, make_task())
         assert [name for name, _ in asked.store.list(JOURNALS)] == [f"{JOURNALS}00001/x"]
 
     def test_journals_of_committed_shards_and_of_none_are_strays(self, asked: Asked) -> None:
@@ -433,5 +433,5 @@ class TestDeletion:
         with contextlib.closing(load_chain(spec, asked.store)) as chain:
             for sequence, batch in enumerate(batches(RECORDS)):
                 list(chain.apply(dataclasses.replace(batch, sequence=sequence)))
-                forget_journal(asked.store, spec, 0)
+                forget_journal(asked.store, spec, make_task())
         assert list(asked.store.list(JOURNALS)) == []
