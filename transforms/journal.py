@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 
 from transforms.ahead import call_ahead, map_ahead
-from transforms.elements import JobSpec
+from transforms.elements import JobSpec, ShardTask
 from transforms.generations import base_name, base_of, unfenced
 from transforms.ledger import find_ledger
 from transforms.shard_journal import JournalHome, ShardJournal, journal_files
@@ -39,8 +39,11 @@ PUT_SECS = 5.0
 """How often what is new goes to a store without appending: 10,000 workers make 2,000 requests a second at most, and a
 killed one loses the answers of so long."""
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 8 << 20
 """The most that is put, and stands in memory, at a time."""
+
+_FETCHES = 4
+"""Pieces that are fetched at a time; twice as many may stand in memory."""
 
 
 class OpenJournal:
@@ -50,9 +53,9 @@ class OpenJournal:
         home: For the processes that use it.
     """
 
-    def __init__(self, store: Store, spec: JobSpec, shard: int, *, fetch: bool) -> None:
+    def __init__(self, store: Store, spec: JobSpec, task: ShardTask, *, fetch: bool) -> None:
         self._store = unfenced(store)  # Names of its own, which hurt nobody.
-        self._prefix = journal_prefix(spec, shard)
+        self._prefix = journal_prefix(spec, task)
         self._spool: SpoolFile | None = None
         self._done: dict[str, int] = collections.defaultdict(int)  # Bytes that are durable, by file.
         self._stop = threading.Event()
@@ -154,7 +157,7 @@ def _fetch(store: Store, prefix: str, folder: str) -> bool:
     pieces = [(name, size) for name, size in store.list(prefix)]
     check_room(sum(size for _, size in pieces))
     names = [name for name, _ in pieces]
-    for name, found in zip(names, map_ahead(store.get, names, store.requests_at_once), strict=True):
+    for name, found in zip(names, map_ahead(store.get, names, min(_FETCHES, store.requests_at_once)), strict=True):
         stream, _, start = name.removeprefix(prefix).rpartition(".")
         if found is None or not start.isdigit() or "/" in stream:
             continue
@@ -166,15 +169,15 @@ def _fetch(store: Store, prefix: str, folder: str) -> bool:
     return bool(pieces)
 
 
-def journal_prefix(spec: JobSpec, shard: int) -> str:
+def journal_prefix(spec: JobSpec, task: ShardTask) -> str:
     """Returns how the names of a shard's journal begin."""
-    return f"{JOURNALS}{spec.shard_key(shard)}/"
+    return f"{JOURNALS}{spec.shard_key(task.shard)}/"
 
 
-def forget_journal(store: Store, spec: JobSpec, shard: int) -> None:
+def forget_journal(store: Store, spec: JobSpec, task: ShardTask) -> None:
     """Deletes the journal of a shard that is committed; what cannot be deleted goes when the job is done."""
     with contextlib.suppress(OutputError, OSError):
-        names = [name for name, _ in store.list(journal_prefix(spec, shard))]
+        names = [name for name, _ in store.list(journal_prefix(spec, task))]
         call_ahead(store.delete, names, store.requests_at_once)
 
 
@@ -206,20 +209,21 @@ class JobJournals:
         self._store = store
         self._spec = spec
         self._any_stood: bool | None = None
-        self._opened: set[int] = set()
+        self._opened: set[str] = set()
 
-    def open(self, shard: int, try_number: int, *, surely_used: bool) -> OpenJournal:
+    def open(self, task: ShardTask, try_number: int, *, surely_used: bool) -> OpenJournal:
         """Opens the journal of a shard.
 
         Args:
-            shard: The shard.
+            task: The shard.
             try_number: Which try of the shard this is.
             surely_used: Whether the job has steps whose answers are always kept. Where it may have none, a store
                 that is far away is asked only for shards that can have a journal.
         """
-        fetch = surely_used or try_number > 1 or shard in self._opened or self._stood()
-        self._opened.add(shard)
-        return OpenJournal(self._store, self._spec, shard, fetch=fetch)
+        prefix = journal_prefix(self._spec, task)
+        fetch = surely_used or try_number > 1 or prefix in self._opened or self._stood()
+        self._opened.add(prefix)
+        return OpenJournal(self._store, self._spec, task, fetch=fetch)
 
     def _stood(self) -> bool:
         """Whether there was a journal of any shard when this worker began."""

@@ -158,7 +158,7 @@ class ShardWriter:
         forget_tries(self._store, self._spec, self._task.shard, self._try)
         self._progress.forget()
         if self._has_journal:
-            forget_journal(self._store, self._spec, self._task.shard)
+            forget_journal(self._store, self._spec, self._task)
         confirm(self._store)
         return info_of(self._store, self._spec, winner, self._task, self._named)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ import pytest
 import jobs
 from pipelines import dataflow_service
 from pipelines.cli import main
+from pipelines.progress import JobWatch
 from slow_job import Job, make_job
 from transforms.job_lock import LOCK_NAME
+from transforms.report import load_spec
+from transforms.shard_progress import Running, progress_name
 from transforms.store import LocalStore
 
 JOB = {"runner": "DataflowRunner", "name": "gristmill-x", "id": "1", "project": "p", "region": "r"}
@@ -44,11 +49,68 @@ def hold(out: Path, **fields: Any) -> None:
     LocalStore(str(out)).put(LOCK_NAME, json.dumps(entry).encode())
 
 
-def wait_for(job: Job, shards: int) -> None:
+def wait_until(ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while len(job.committed("out")) < shards:
+    while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def wait_for(job: Job, shards: int) -> None:
+    wait_until(lambda: len(job.committed("out")) >= shards)
+
+
+def note(shard: int, plan_id: str, secs: float = 10.0) -> Running:
+    """An attempt that has read 40 of 100 bytes in so many seconds."""
+    books = {"records_read": 4, "records_written": 3, "records_dead": 1, "bytes_read": 40}
+    return Running(plan_id, shard, 100, books, {}, {"not_utf8": 1}, 1_000.0, 1_000.0 + secs)
+
+
+class TestRunningAttempts:
+    def watch(self, out: Path, *notes: Running, **fields: Any) -> JobWatch:
+        store = LocalStore(str(out))
+        spec = load_spec(store)[0]
+        for one in notes:
+            store.put(progress_name(spec, one.shard), json.dumps(dataclasses.asdict(one)).encode())
+        watch = JobWatch(store, spec, may_call_off=False, **fields)
+        watch.look()
+        return watch
+
+    def test_count_beside_what_is_committed_and_never_twice(self, out: Path) -> None:
+        plan_id = jobs.report(out)["plan_id"]
+        (out / "_gristmill/shards/00001.json").unlink()
+        committed = self.watch(out)
+        both = self.watch(out, note(0, plan_id), note(1, plan_id))  # The first one's ledger stands.
+        assert [one.shard for one in both.running] == [1]
+        assert both.totals["records_read"] == committed.totals["records_read"] + 4
+        assert both.totals["bytes_read"] == committed.totals["bytes_read"] + 40
+        assert both.dead_by_reason["not_utf8"] == 1
+        assert both.shards_done == 1.4
+        assert "1 of 2 shards committed, 1 on their way, " in both.describe()
+
+    def test_of_a_job_that_nobody_runs_do_not_count(self, out: Path) -> None:
+        plan_id = jobs.report(out)["plan_id"]
+        (out / "_gristmill/shards/00001.json").unlink()
+        assert self.watch(out, note(1, plan_id), runs=False).totals == self.watch(out, runs=False).totals
+
+    def test_are_no_ground_to_call_the_job_off(self, out: Path) -> None:
+        plan_id = jobs.report(out)["plan_id"]
+        for path in (out / "_gristmill/shards").glob("*"):
+            path.unlink()
+        bad = dataclasses.replace(note(0, plan_id), books={"records_read": 5, "records_dead": 5, "bytes_read": 9})
+        self.watch(out, bad)
+        assert not (out / "_gristmill/abort.json").exists()
+
+    def test_tell_the_speed(self, out: Path) -> None:
+        plan_id = jobs.report(out)["plan_id"]
+        for path in (out / "_gristmill/shards").glob("*"):
+            path.unlink()
+        watch = self.watch(out, note(0, plan_id), note(1, plan_id))
+        assert watch.speed(since=1_000.0) == {"shards": 0.08, "records": 0.8, "bytes": 8.0}
+        assert watch.speed(since=995.0) == {"shards": 0.8 / 15, "records": 8 / 15, "bytes": 80 / 15}
+        long = self.watch(out, note(0, plan_id, 6_000.0), note(1, plan_id, 6_000.0))
+        found = long.speed(since=1_000.0)  # A tenth of the time lies in the last ten minutes.
+        assert found == pytest.approx({"shards": 0.08 / 600, "records": 0.8 / 600, "bytes": 8.0 / 600})
 
 
 class TestStatus:
@@ -92,6 +154,35 @@ class TestStatus:
         assert (stopped["status"], stopped["lock"]) == ("stopped", None)
         assert main(["status", str(tmp_path / "out")]) == 0
         assert "the same command goes on from here" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("isolate", [False, True])
+    def test_of_a_job_of_one_shard_tells_how_far_that_is(
+        self, isolate: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        job = make_job(tmp_path, files=1, records=2_000, secs=0.05, num_shards=1, workers=0)
+        command = job.command
+        job.command = lambda out: [  # type: ignore[method-assign]
+            f"slow_step:slow,isolate={str(isolate).lower()}" if part == "slow_step:slow" else part
+            for part in command(out)
+        ]
+        process = job.start("out")
+        try:
+            wait_until(lambda: list((tmp_path / "out/_gristmill/progress").glob("*")) != [])
+            running = status_of(tmp_path / "out", capsys)
+            assert main(["status", str(tmp_path / "out")]) == 0
+            shown = capsys.readouterr().out
+        finally:
+            process.kill()
+            process.wait()
+        assert (running["status"], running["committed_shards"], running["running"]["shards"]) == ("running", 0, 1)
+        assert 0 < running["records_read"] == running["running"]["records_read"] < 2_000
+        assert running["records_written"] == running["records_read"]
+        assert running["bytes_read"] > 0
+        assert running["per_sec"]["records"] > 0
+        assert running["secs_left"] > 1
+        assert "read in 1 shards that are not done" in shown
+        stopped = status_of(tmp_path / "out", capsys)  # What it had read is read again.
+        assert (stopped["status"], stopped["records_read"], stopped["running"]["shards"]) == ("stopped", 0, 0)
 
     def test_tells_of_the_append_that_was_planned_last(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         jobs.write_tfrecord(out.parent / "in/b", [b"new"])

@@ -46,6 +46,11 @@ class TestConfig:
         assert config.write.check_space
         assert config.steps[0]["isolate"] is True
 
+    @pytest.mark.parametrize("value", [True, False, "auto"])
+    def test_whether_answers_are_kept_is_yes_no_or_auto(self, value: object) -> None:
+        config = load_config(None, [("steps", [{"use": "x", "journal": value}])])
+        assert config.steps == [{"use": "x", "journal": value}]
+
     @pytest.mark.parametrize("text", ["steps: []\nsteps: []\n", "write:\n  name: a\n  name: b\n"])
     def test_a_key_that_stands_twice_is_refused(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "job.yaml").write_text(text)
@@ -63,6 +68,8 @@ class TestConfig:
             ("inner: {1: a}", "steps[0].inner: the key 1 must be text"),
             ("inner: &a [*a]", "steps[0].inner[0]: contains itself through a YAML anchor"),
             ("max_per_sec: 1.0e-300", "steps[0].max_per_sec: must be greater than or equal to 0.00001"),
+            ("journal: maybe", "steps[0].journal: must be true, false or auto, got 'maybe'"),
+            ("journal: 1", "steps[0].journal: must be true, false or auto, got 1"),
             ("timeout_secs: 1.0e+300", "steps[0].timeout_secs: must be less than or equal to 1000000"),
             ("max_memory_bytes: 1", "steps[0].max_memory_bytes: must be greater than or equal to 67108864"),
             ("max_memory_bytes: 2000PiB", "steps[0].max_memory_bytes: "),

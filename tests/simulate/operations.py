@@ -20,6 +20,7 @@ from simulate.rates import Rates
 from simulate.work import Shard, blocks_of, count_lookups, count_source_reads
 from transforms.job_lock import HEARTBEAT_SECS, keep_lock
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
+from transforms.shard_progress import FAR_SECS
 
 LINE_BYTES = 150
 """About what a line of plan or inputs takes."""
@@ -105,7 +106,7 @@ def _prepare() -> Iterator[Kind]:
     yield "miss", "plan", 4  # Does the output answer? Resumed? Planned? Planned still?
     yield "miss", "manifest", 3
     yield "miss", "state", 3  # Report, names that are replaced, plan of a generation.
-    yield "list", "output", 9
+    yield "list", "output", 14
     yield "insert", "inputs", 1
     yield "insert", "plan", 1
     yield "insert", "state", 3  # Probe, lock, config.
@@ -138,8 +139,12 @@ def _convert(job: Job) -> Iterator[Kind]:
 def _watch(job: Job) -> Iterator[Kind]:
     """The driver, while workers are at it: new ledgers, and the heartbeat of the lock, which workers look after too."""
     pages = pages_of(len(job.shards) // 2)  # Half of the ledgers stand, in the mean.
+    notes = int(job.workers * job.run_secs / len(job.shards) / FAR_SECS)  # How far it is, of each shard as it runs.
     looks, beats = int(job.run_secs / _pause_secs(pages * job.list_secs)), int(job.run_secs / HEARTBEAT_SECS)
-    yield "list", "output", looks * pages
+    yield "list", "output", looks * (pages + pages_of(job.workers if notes else 0))
+    yield "insert", "progress", notes * len(job.shards)
+    yield "delete", "progress", len(job.shards) if notes else 0
+    yield "get", "progress", looks * job.workers if notes else 0
     yield "get", "ledger", len(job.shards) if job.run_secs else 0
     yield "get", "state", beats + int(job.workers * job.run_secs / _KEEP_SECS)
     yield "insert", "state", beats
@@ -168,7 +173,7 @@ def _finish(job: Job) -> Iterator[Kind]:
     yield "get", "plan", 1 + blocks_of(job.plan_bytes)
     yield "get", "ledger", count
     yield "get", "note", count
-    yield "list", "output", pages_of(4 * count) + pages_of(count) + 1  # Everything; attempts; marks.
+    yield "list", "output", pages_of(4 * count) + pages_of(count) + 3  # Everything; attempts; marks, journals, notes.
     yield "miss", "state", 3  # Names that are replaced, plan of a generation, an older log.
     yield "insert", "manifest", 1
     yield "delete", "part", count

@@ -7,9 +7,10 @@ asked again, and a step whose neighbours have changed is not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import logging
@@ -166,17 +167,24 @@ def _surely_kept(step: Step) -> bool:
     return step.options.journal is True or step.options.max_per_sec is not None or isinstance(in_flight, int)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+@functools.cache
+def _versions() -> bytes:
+    """Returns the versions of the libraries that touch records."""
+    import importlib.metadata  # Takes longer to import than a process for isolated steps takes to start.
+
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            found.append("not installed")
+    return json.dumps(found).encode()
 
 
 def _fingerprint(step: dict[str, Any]) -> bytes:
+    """Returns a digest of a step: taken when it is loaded, since its source may be changed at any time later."""
     fields = {key: value for key, value in step.items() if key not in _HOW}
-    versions = list(map(_version, _PACKAGES))
-    text = json.dumps([fields, source_digest([step]), versions], sort_keys=True, default=str)
+    text = json.dumps([fields, source_digest([step])], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=KEY_BYTES).digest()
 
 
@@ -245,7 +253,7 @@ class RecordAnswers:
         self._source = (place.source, place.position)
         self._record = record
         self._given: dict[bytes, int] = {}
-        self._failed: tuple[BaseException, bytes] | None = None
+        self._failed: tuple[BaseException, bytes | None] | None = None
         self.calls = [
             call if kept is None else self._make_call(kept, call) for kept, call in zip(steps, calls, strict=True)
         ]
@@ -260,34 +268,41 @@ class RecordAnswers:
             error: What the chain ended with.
             failure: The same in words.
         """
-        if self._failed is None or self._failed[0] is not error:
-            return
-        if isinstance(error, BadRecordError) and not error.may_pass:
+        culprit, key = self._failed or (None, None)
+        if culprit is error and key is not None and isinstance(error, BadRecordError) and not error.may_pass:
             body = _FAILURE + json.dumps(dataclasses.astuple(failure)).encode()
-            self._journal.put(self._failed[1], self._source, body)
+            self._journal.put(key, self._source, body)
 
     def _ask(self, kept: _KeptStep, call: Callable[[Any], Any], value: Any) -> Any:
-        key = self._key(kept, value)
-        found = self._journal.find(key, self._source)
-        if found is not None:
-            try:
-                return self._answer_of(found)
-            except ValueError:
-                pass  # Damaged, or a message whose class nobody has imported: then the step is asked again.
+        key = None
+        if kept.is_kept or not self._journal.is_empty:
+            key = self._key(kept, value)
+            found = self._journal.find(key, self._source)
+            if found is not None:
+                # Damaged, or a message whose class nobody has imported: then the step is asked again.
+                with contextlib.suppress(ValueError):
+                    return self._answer_of(found)
+        return self._ask_step(kept, call, value, key)
+
+    def _ask_step(self, kept: _KeptStep, call: Callable[[Any], Any], value: Any, key: bytes | None) -> Any:
         started = time.perf_counter()
         try:
             answer = call(value)
         except BaseException as error:
-            self._failed = (error, key)
+            self._failed = (error, key if kept.is_kept else None)
             raise
-        kept.took(time.perf_counter() - started)
+        finally:
+            kept.took(time.perf_counter() - started)
+        if key is None and kept.is_kept and type(value) is bytes:  # It was slow just now, and cannot have changed that.
+            key = self._key(kept, value)
         if isinstance(answer, Iterator):
             return self._keep_items(kept, key, answer)
-        return self._keep(kept, key, answer) if kept.is_kept else answer
+        return answer if key is None or not kept.is_kept else self._keep(kept, key, answer)
 
     def _key(self, kept: _KeptStep, value: Any) -> bytes:
         """Returns the key of an answer."""
         digest = hashlib.blake2b(kept.fingerprint, digest_size=KEY_BYTES)
+        digest.update(_versions())
         if type(value) is bytes:
             digest.update(b"b")
             digest.update(value)
@@ -312,9 +327,9 @@ class RecordAnswers:
         self._journal.put(key, self._source, _VALUE + data)
         return answer if type(answer) is bytes else decode(data)  # So that both ways give the very same value.
 
-    def _keep_items(self, kept: _KeptStep, key: bytes, items: Iterator[Any]) -> Iterator[Any]:
+    def _keep_items(self, kept: _KeptStep, key: bytes | None, items: Iterator[Any]) -> Iterator[Any]:
         """Passes the items of an iterator on and keeps them; they count once the last one is there."""
-        offsets: list[int] | None = [] if kept.is_kept else None
+        offsets: list[int] | None = [] if kept.is_kept and key is not None else None
         while True:
             started = time.perf_counter()
             try:
@@ -333,7 +348,7 @@ class RecordAnswers:
                 else:
                     offsets.append(offset)
             yield item
-        if offsets is not None:
+        if offsets is not None and key is not None:
             self._journal.put(key, self._source, _ITEMS + b"".join(map(_OFFSET.pack, offsets)))
 
     def _keep_item(self, kept: _KeptStep, item: Any) -> tuple[int | None, Any]:

@@ -79,7 +79,7 @@ class JobChain:
         self._close_journal()
         if self._journals is not None and not batch.last:  # Otherwise there is nothing in it, or it is done already.
             surely_used = self._usual is None or self._usual.answers.keep
-            self._journal = self._journals.open(batch.task.shard, batch.try_number, surely_used=surely_used)
+            self._journal = self._journals.open(batch.task, batch.try_number, surely_used=surely_used)
 
     def _close_journal(self) -> None:
         if self._journal is not None:

@@ -11,6 +11,7 @@ import fcntl
 import functools
 import itertools
 import json
+import logging
 import os
 import pickle
 import resource
@@ -50,6 +51,9 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
         input_fd: Pipe with the job (a pickled `JobSpec`) and then batches.
         signal_fd: Pipe to the worker, a byte an event.
     """
+    # What we log has no log here, and must not stand in a dead letter as what the step has said.
+    logging.getLogger("gristmill").addHandler(logging.NullHandler())
+    logging.getLogger("gristmill").propagate = False
     source, signal_fd = os.fdopen(_move_away(input_fd), "rb"), _move_away(signal_fd)
     spec: JobSpec = pickle.load(source)
     slots = exchange.slots

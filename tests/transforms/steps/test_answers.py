@@ -7,17 +7,20 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes import WorstStore, make_batch, make_spec
+from fakes import WorstStore, make_batch, make_spec, make_task
+from services import Service, status
+from transforms.dead_letters import BadRecordError
 from transforms.elements import JobSpec, RecordBatch
 from transforms.journal import JOURNALS, forget_journal, stray_journals
 from transforms.ledger import Ledger, commit
 from transforms.steps.answers import may_keep
+from transforms.steps.http import Post
 from transforms.steps.job_chain import load_chain
 from transforms.store import LocalStore, Store
 
@@ -415,7 +418,7 @@ class TestDeletion:
             with asked.attempt(spec, RECORDS):
                 pass
         asked.store.put(f"{JOURNALS}00001/x", b"")
-        forget_journal(asked.store, spec, 0)
+        forget_journal(asked.store, spec, make_task())
         assert [name for name, _ in asked.store.list(JOURNALS)] == [f"{JOURNALS}00001/x"]
 
     def test_journals_of_committed_shards_and_of_none_are_strays(self, asked: Asked) -> None:
@@ -433,5 +436,15 @@ class TestDeletion:
         with contextlib.closing(load_chain(spec, asked.store)) as chain:
             for sequence, batch in enumerate(batches(RECORDS)):
                 list(chain.apply(dataclasses.replace(batch, sequence=sequence)))
-                forget_journal(asked.store, spec, 0)
+                forget_journal(asked.store, spec, make_task())
         assert list(asked.store.list(JOURNALS)) == []
+
+
+@pytest.mark.parametrize(("code", "may_pass"), [(404, False), (400, False), (503, True), (429, True)])
+def test_failures_of_a_service_that_may_pass_say_so(
+    code: int, may_pass: bool, service: Service, post: Callable[..., Post]
+) -> None:
+    service.answer = status(code)
+    with pytest.raises(BadRecordError) as caught:
+        post(retries=0)(b"record")
+    assert (caught.value.reason, caught.value.may_pass) == (f"http_{code}", may_pass)

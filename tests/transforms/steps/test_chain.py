@@ -286,6 +286,24 @@ class TestHugeOutputs:
         assert sum(len(batch.records) for batch in batches) == 10_000
         assert all(len(batch.records) <= BATCH_MAX_RECORDS + 100 for batch in batches)
 
+    def test_batch_whose_steps_are_slow_is_passed_on_record_by_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("transforms.steps.chain.PASS_ON_SECS", 0.0)
+        seen: list[bytes] = []
+        chain = chain_of(lambda value: seen.append(value) or value)  # type: ignore[func-returns-value]
+        batches = chain.apply(make_batch(toy_records(5), num_bytes=1_000, sequence=1))
+        first = next(batches)
+        assert (first.records, first.num_bytes, seen) == (toy_records(1), 13, toy_records(1))
+        rest = list(batches)
+        assert records_of(rest) == toy_records(4, first=1)
+        assert [batch.num_bytes for batch in rest] == [13, 13, 13, 13, 1_000 - 5 * 13]
+
+    def test_bytes_are_told_with_their_records_and_add_up_where_records_are_longer_than_their_place(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("transforms.steps.chain.PASS_ON_SECS", 0.0)
+        batches = apply(chain_of(lambda value: value), toy_records(5), num_bytes=30)
+        assert [batch.num_bytes for batch in batches] == [13, 13, 4, 0, 0, 0]
+
 
 class TestBooks:
     def test_cut_batches_carry_what_the_batch_had_once(self) -> None:
