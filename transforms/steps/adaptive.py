@@ -1,14 +1,15 @@
-"""How many calls a service gets at a time: more while it answers, half as many when it asks for less.
-
-This is the rule by which TCP shares a line (additive increase, multiplicative decrease). No Beam here.
-"""
+"""How many calls a service gets at a time, for many threads: the rule is that of `overload`. No Beam here."""
 
 from __future__ import annotations
 
+import collections
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+
+from transforms.steps.overload import Began, LimitRule
 
 _LOGGER = logging.getLogger("gristmill")
 
@@ -23,76 +24,93 @@ class CallsEndedError(Exception):
 class AdaptiveLimit:
     """Bounds calls in flight; used by many threads.
 
-    Each call stands between `acquire` and one of `succeed`, `back_off` and `release`.
+    Each call stands between `acquire` and one of `answer`, `fail` and `forget`. Whoever waits first begins first.
 
     Args:
         name: Who calls, for the log.
         max_in_flight: The limit to begin with, and the largest.
+        first_gap_secs: A service that went down is asked again after at most this; the time doubles.
         clock: Seconds of a clock that never goes back.
     """
 
-    def __init__(self, name: str, max_in_flight: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_in_flight: int,
+        first_gap_secs: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._name = name
-        self._max = max_in_flight
-        self._limit = float(max_in_flight)
+        self._rule = LimitRule(max_in_flight, first_gap_secs)
         self._clock = clock
-        self._changed = threading.Condition()
-        self._in_flight = 0
-        self._round = 0
-        self._paused_until = 0.0
-        self._closed = False
-        self._logged_at: float | None = None
+        self._lock = threading.Lock()
+        self._waiting: collections.deque[threading.Condition] = collections.deque()
+        self._closed = threading.Event()
+        self._told = max_in_flight
+        self._told_at = -math.inf
 
     @property
     def limit(self) -> int:
         """Calls that may be in flight now."""
-        return int(self._limit)
+        return self._rule.limit
 
-    def acquire(self) -> int:
-        """Waits until a call may begin.
+    @property
+    def is_down(self) -> bool:
+        """Whether the service answers no call."""
+        return self._rule.is_down
 
-        Returns:
-            The round in which it begins, to be handed back at its end.
+    def acquire(self) -> Began:
+        """Waits until a call may begin, and begins it.
 
         Raises:
             CallsEndedError: The limit is closed.
         """
-        with self._changed:
-            while not self._closed:
-                pause = self._paused_until - self._clock()
-                if pause <= 0 and self._in_flight < self.limit:
-                    self._in_flight += 1
-                    return self._round
-                self._changed.wait(pause if pause > 0 else None)
+        with self._lock:
+            mine = threading.Condition(self._lock)
+            self._waiting.append(mine)
+            try:
+                while not self._closed.is_set():
+                    wait = self._rule.wait_secs(self._clock()) if self._waiting[0] is mine else math.inf
+                    if wait <= 0:
+                        return self._rule.begin(self._clock())
+                    mine.wait(None if math.isinf(wait) else wait)
+            finally:
+                self._waiting.remove(mine)
+                self._wake()
         raise CallsEndedError(f"{self._name} makes no more calls")
 
-    def succeed(self) -> None:
-        """Ends a call that the service answered: the limit grows by one in as many calls as it allows."""
-        with self._changed:
-            self._limit = min(self._max, self._limit + 1 / self._limit)
-            self._leave()
+    def answer(self, call: Began) -> None:
+        """Ends a call that the service answered."""
+        with self._lock:
+            was_down = self._rule.is_down
+            self._rule.answer(call, self._clock())
+            if was_down:
+                _LOGGER.warning("%s: answers again", self._name)
+            self._tell("more calls at a time bring no more answers", was_down)
+            self._wake()
 
-    def release(self) -> None:
-        """Ends a call that says nothing of the load on the service."""
-        with self._changed:
-            self._leave()
+    def forget(self, call: Began) -> None:
+        """Ends a call that says nothing of the service."""
+        with self._lock:
+            self._rule.forget(call)
+            self._wake()
 
-    def back_off(self, started: int, why: str, pause_secs: float = 0.0) -> None:
-        """Ends a call by which the service asks for less.
+    def fail(self, call: Began, why: str, pause_secs: float = 0.0) -> None:
+        """Ends a call that the service failed on.
 
         Args:
-            started: What `acquire` returned. Calls that began before the limit was halved tell of the load that
-                it was halved for, so they do not halve it again.
+            call: What `acquire` returned.
             why: For the log.
-            pause_secs: How long the service wants no call at all.
+            pause_secs: How long the service asked to be left alone.
         """
-        with self._changed:
-            self._paused_until = max(self._paused_until, self._clock() + pause_secs)
-            if started == self._round and not self._closed:  # Calls that are cut off at the end say nothing.
-                self._round += 1
-                before, self._limit = self.limit, max(1.0, self._limit / 2)
-                self._log(before, why, pause_secs)
-            self._leave()
+        with self._lock:
+            if self._closed.is_set():  # Calls that are cut off at the end say nothing.
+                self._rule.forget(call)
+            else:
+                was_down = self._rule.is_down
+                self._rule.fail(call, self._clock(), pause_secs)
+                self._tell(why, was_down)
+            self._wake()
 
     def sleep(self, secs: float) -> None:
         """Waits for one call's own sake.
@@ -100,24 +118,28 @@ class AdaptiveLimit:
         Raises:
             CallsEndedError: The limit is closed.
         """
-        with self._changed:
-            if self._changed.wait_for(lambda: self._closed, secs):
-                raise CallsEndedError(f"{self._name} makes no more calls")
+        if self._closed.wait(secs):
+            raise CallsEndedError(f"{self._name} makes no more calls")
 
     def close(self) -> None:
         """Ends all waiting, for good."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._lock:
+            self._closed.set()
+            for waiting in self._waiting:
+                waiting.notify()
 
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        self._changed.notify_all()
+    def _wake(self) -> None:
+        """Only the first in the queue has anything to look at: hundreds that all wake up would cost more than calls."""
+        if self._waiting:
+            self._waiting[0].notify()
 
-    def _log(self, before: int, why: str, pause_secs: float) -> None:
-        now = self._clock()
-        if self._logged_at is not None and now - self._logged_at < LOG_EVERY_SECS:
-            return
-        self._logged_at = now
-        pause = f", none for {pause_secs:,.0f} s" if pause_secs else ""
-        _LOGGER.warning("%s: %s: from %d to %d calls at a time%s", self._name, why, before, self.limit, pause)
+    def _tell(self, why: str, was_down: bool) -> None:
+        """Logs what changed for the worse by much; what is tried for a moment is nobody's concern."""
+        limit = self._rule.settled_limit
+        self._told = max(self._told, limit)
+        if self._rule.is_down and not was_down:
+            _LOGGER.warning("%s: %s, and no answer any more; it is asked again now and then", self._name, why)
+            self._told = limit
+        elif limit <= self._told / 2 and self._clock() - self._told_at >= LOG_EVERY_SECS:
+            _LOGGER.warning("%s: %s: from %d to %d calls at a time", self._name, why, self._told, limit)
+            self._told, self._told_at = limit, self._clock()

@@ -9,11 +9,14 @@ from typing import Any
 
 from transforms.dead_letters import BadRecordError
 from transforms.elements import JobSpec
+from transforms.steps import aside
 from transforms.steps.load import Step, StepError
 from transforms.steps.rate import RateLimiter
 
 FIRST_PAUSE_SECS = 0.1
 MAX_PAUSE_SECS = 30.0
+MAX_ASKED_SECS = 600.0
+"""A step that asks for a longer pause is tried again after this."""
 
 
 def fit_steps(steps: Iterable[Step], spec: JobSpec) -> list[Step]:
@@ -45,7 +48,8 @@ def retry(call: Callable[[Any], Any], retries: int) -> Callable[[Any], Any]:
     """Returns a call that is tried again when it fails.
 
     A `BadRecordError` is a verdict on the record and no fault that may pass, so it is raised at once. An iterator that
-    fails once it has been returned is not asked again: what it gave before may have been used already.
+    fails once it has been returned is not asked again: what it gave before may have been used already. While it waits,
+    records behind it go on, where the chain has several in flight.
 
     Args:
         call: The call.
@@ -80,11 +84,21 @@ def _try_again(call: Callable[[Any], Any], value: Any, error: Exception, retries
 
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(retries + 1),
-        wait=lambda state: pause_secs(state.attempt_number),
+        wait=_pause,
+        sleep=aside.sleep,
         retry=tenacity.retry_if_exception(_may_pass),
         reraise=True,
     )
     return retrying(attempt)
+
+
+def _pause(state: Any) -> float:
+    """Returns how long to wait: as the error asks for by an attribute `pause_secs`, no shorter than usual."""
+    asked = getattr(state.outcome.exception(), "pause_secs", None)
+    usual = pause_secs(state.attempt_number)
+    if isinstance(asked, int | float) and asked > usual:  # Not for NaN.
+        return min(float(asked), MAX_ASKED_SECS)
+    return usual
 
 
 def pause_secs(failures: int) -> float:

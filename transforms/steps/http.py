@@ -1,32 +1,36 @@
 """Steps that call a service over HTTP: `http.post`, and `HttpStep` to make others of. No Beam here.
 
-A call that a record is to blame for fails at once; a call that the service is to blame for is tried again, and while
-the service cannot keep up it gets fewer calls at a time.
+A call that a record is to blame for fails at once; a call that the service is to blame for is tried again, and while it
+waits for that, the records behind it go on. A service that cannot keep up gets fewer calls at a time.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transforms.dead_letters import BadRecordError
 from transforms.steps.adaptive import AdaptiveLimit
+from transforms.steps.aside import aside
 from transforms.steps.load import StepError
 
 try:
     import httpx
     import tenacity
 
-    from transforms.steps.http_client import CallBounds, HttpClient, TransientError
+    from transforms.steps.http_answer import Expected
+    from transforms.steps.http_client import CallBounds, HttpClient, RefusedError, TransientError
 except ImportError as error:
     raise ImportError(f"calling a service needs pip install 'gristmill[http]': {error}") from error
 
 MAX_BACKOFF_SECS = 60.0
 
+_CONTENT_TYPE = re.compile(r"[\w!#$&^.+-]+/([\w!#$&^.+-]+|\*)|\*/\*")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -46,6 +50,10 @@ class HttpStep:
         max_in_flight: Calls at a time in each worker; fewer while the service cannot keep up.
         max_response_bytes: Longer answers cost their record.
         backoff_secs: Longest wait before the first retry. It doubles with each, up to a minute; the wait is random.
+        allow_empty: Whether an answer may be empty (204, or without a body). Else it costs its record.
+        answer_types: Content types that answers may have, such as application/json or image/*; others cost their
+            record. By default all, but for pages of HTML where the step neither sends nor accepts HTML: these come
+            from a login, a proxy or a maintenance page.
     """
 
     own_deadline = True
@@ -62,6 +70,8 @@ class HttpStep:
         max_in_flight: int = 16,
         max_response_bytes: int = 64 << 20,
         backoff_secs: float = 1.0,
+        allow_empty: bool = False,
+        answer_types: Sequence[str] | None = None,
     ) -> None:
         _check_number("max_in_flight", max_in_flight, 1)
         _check_number("max_response_bytes", max_response_bytes, 1)
@@ -74,9 +84,11 @@ class HttpStep:
         self._method = method
         self._headers = {name: _fill_in(f"header {name}", value, secrets) for name, value in (headers or {}).items()}
         self._secrets = sorted(_as_sent(secrets, httpx.URL(self._url)), key=len, reverse=True)
-        self._limit = AdaptiveLimit(f"{type(self).__name__} on {httpx.URL(self._url).host}", max_in_flight)
-        bounds = CallBounds(timeout_secs, max_response_bytes, max_in_flight)
-        self._client = HttpClient(bounds, self._without_secrets)
+        name = f"{type(self).__name__} on {httpx.URL(self._url).host}"
+        self._limit = AdaptiveLimit(name, max_in_flight, backoff_secs)
+        bounds = CallBounds(timeout_secs, max_response_bytes)
+        expected = Expected(allow_empty, _check_types(answer_types))
+        self._client = HttpClient(bounds, self._without_secrets, expected)
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff_secs, max=MAX_BACKOFF_SECS)
         self._retries = retries
 
@@ -105,7 +117,7 @@ class HttpStep:
             retry=tenacity.retry_if_exception_type(TransientError),
             stop=tenacity.stop_after_attempt(1 + self._retries),
             wait=self._wait,
-            sleep=self._limit.sleep,
+            sleep=self._sleep,
             reraise=True,
         )
         try:
@@ -122,25 +134,28 @@ class HttpStep:
 
     def _attempt(self, arguments: dict[str, Any]) -> httpx.Response:
         """Makes one attempt, and tells the limit how it went."""
-        started = self._limit.acquire()
+        call = self._limit.acquire()
         try:
             response = self._client.send(arguments)
         except TransientError as error:
-            if error.overloaded:
-                self._limit.back_off(started, error.reason, error.pause_secs or 0.0)
-            else:
-                self._limit.release()
+            self._limit.fail(call, error.reason, error.pause_secs or 0.0)
+            raise
+        except RefusedError:  # The service is there, and answers.
+            self._limit.answer(call)
             raise
         except BaseException:
-            self._limit.release()
+            self._limit.forget(call)
             raise
-        self._limit.succeed()
+        self._limit.answer(call)
         return response
+
+    def _sleep(self, secs: float) -> None:
+        """Waits for a retry. While the service is down, records behind this one wait with it: they would fail too."""
+        with contextlib.nullcontext() if self._limit.is_down else aside():
+            self._limit.sleep(secs)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
-        if isinstance(error, TransientError) and error.overloaded and error.pause_secs:
-            return 0.0  # The limit holds back every call until then, this one among them.
         return max(getattr(error, "pause_secs", None) or 0.0, self._backoff(state))
 
     def _without_secrets(self, text: str) -> str:
@@ -182,6 +197,16 @@ def _check_number(name: str, value: Any, least: int, types: tuple[type, ...] = (
     if type(value) not in types or value < least:
         kind = "number" if float in types else "whole number"
         raise StepError(f"{name} must be a {kind} of at least {least}, got {value!r}")
+
+
+def _check_types(types: Any) -> tuple[str, ...] | None:
+    """Returns content types as they are compared."""
+    if types is None:
+        return None
+    found = tuple(types.split()) if isinstance(types, str) else tuple(types)
+    if not found or not all(isinstance(name, str) and _CONTENT_TYPE.fullmatch(name) for name in found):
+        raise StepError(f"answer_types must be content types such as application/json or image/*, got {types!r}")
+    return tuple(name.lower() for name in found)
 
 
 def _check_url(url: str) -> str:

@@ -11,6 +11,7 @@ import datetime
 import email.utils
 import http.cookiejar
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from transforms.dead_letters import BadRecordError
+from transforms.steps.http_answer import Expected
 
 MAX_PAUSE_SECS = 600.0
 """A service that wants to be left alone for longer is asked again after this."""
@@ -29,7 +31,6 @@ MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 << 10
 MAX_BODY_CHARS = 300
 
-_OVERLOADED = {429, 502, 503, 504}
 _TRANSIENT = {408, 425, 429}
 _KEEPING_REDIRECTS = {307, 308}
 _OF_THE_WIRE = {"content-encoding", "content-length", "transfer-encoding"}
@@ -41,14 +42,16 @@ class TransientError(BadRecordError):
     Args:
         reason: Short snake_case code, for the dead letter if no attempt passes.
         message: What happened.
-        overloaded: Whether the service may have more to do than it can.
         pause_secs: How long the service asks not to be called; None when it does not say.
     """
 
-    def __init__(self, reason: str, message: str, *, overloaded: bool, pause_secs: float | None = None) -> None:
+    def __init__(self, reason: str, message: str, *, pause_secs: float | None = None) -> None:
         super().__init__(reason, message)
-        self.overloaded = overloaded
         self.pause_secs = pause_secs
+
+
+class RefusedError(BadRecordError):
+    """The service answered, and the record gets nothing of it: it was refused, or the answer cannot be used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +61,10 @@ class CallBounds:
     Attributes:
         timeout_secs: From the beginning of an attempt to the last byte of its answer.
         max_response_bytes: Of the decompressed body.
-        max_in_flight: Connections.
     """
 
     timeout_secs: float
     max_response_bytes: int
-    max_in_flight: int
 
 
 class HttpClient:
@@ -72,15 +73,21 @@ class HttpClient:
     Args:
         bounds: What a call may take.
         hide: Takes secrets out of a text that is to be shown.
+        expected: What an answer has to be.
     """
 
-    def __init__(self, bounds: CallBounds, hide: Callable[[str], str]) -> None:
+    def __init__(self, bounds: CallBounds, hide: Callable[[str], str], expected: Expected) -> None:
         self._bounds = bounds
         self._hide = hide
+        self._expected = expected
         self._lock = threading.Lock()
         self._running: AbstractContextManager[BlockingPortal] | None = None
         self._portal: BlockingPortal | None = None
-        self._client: httpx.AsyncClient | None = None
+        # One connection each: the time that httpx takes to find a free one grows with their number, and at 32 in one
+        # pool it is more than all the rest. The last one used comes first, so no more are open than calls in flight.
+        self._clients: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []
+        self._tls: ssl.SSLContext | None = None
         self._closed = False
         # It logs each call with its whole URL, secrets in the query included.
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -96,7 +103,8 @@ class HttpClient:
 
         Raises:
             TransientError: The service cannot be reached, is overloaded, or failed.
-            BadRecordError: The service refused the call, or it is none that can be made.
+            RefusedError: The service refused the call, or answered something that cannot be used.
+            BadRecordError: The call is none that can be made.
         """
         return self._start().call(self._attempt, request)
 
@@ -118,48 +126,56 @@ class HttpClient:
             if self._portal is None:
                 self._running = start_blocking_portal(name="gristmill-http")
                 self._portal = self._running.__enter__()
-                self._client = self._portal.call(self._open)
             return self._portal
 
-    async def _open(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(
-            max_connections=self._bounds.max_in_flight, max_keepalive_connections=self._bounds.max_in_flight
-        )
+    def _open(self) -> httpx.AsyncClient:
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()  # It reads all certificates, so it is made once.
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
         # No call depends on the one before, and none is pinned to one of many servers: cookies are not kept.
         cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-        return httpx.AsyncClient(timeout=None, limits=limits, cookies=cookies)
+        client = httpx.AsyncClient(timeout=None, limits=limits, cookies=cookies, verify=self._tls)
+        self._clients.append(client)
+        return client
 
     async def _shut(self) -> None:
-        assert self._client is not None
         with anyio.move_on_after(1):
-            await self._client.aclose()
+            for client in self._clients:
+                await client.aclose()
 
     async def _attempt(self, arguments: dict[str, Any]) -> httpx.Response:
-        assert self._client is not None
+        client = self._free.pop() if self._free else self._open()
         try:
-            request = self._client.build_request(**arguments)
+            return await self._attempt_with(client, arguments)
+        finally:
+            self._free.append(client)
+
+    async def _attempt_with(self, client: httpx.AsyncClient, arguments: dict[str, Any]) -> httpx.Response:
+        try:
+            request = client.build_request(**arguments)
         except Exception as error:  # Its text may hold what must not be shown: a URL, a header.
             raise BadRecordError("http_request", f"this is no request: {type(error).__name__}") from None
         where = self._hide(f"{request.method} {request.url.host}{request.url.path}")
         secs = self._bounds.timeout_secs
         try:
             with anyio.fail_after(secs):
-                return await self._follow(request, where)
+                return await self._follow(client, request, where)
         except (TimeoutError, httpx.TimeoutException):
-            raise TransientError("http_timeout", f"{where}: no answer in {secs:g} s", overloaded=True) from None
+            raise TransientError("http_timeout", f"{where}: no answer in {secs:g} s") from None
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BadRecordError("http_request", f"{where}: this is no request: {type(error).__name__}") from None
         except httpx.TransportError as error:
             text = self._hide(f"{where}: {type(error).__name__}: {error}")
-            raise TransientError("http_connection", text, overloaded=True) from None
+            raise TransientError("http_connection", text) from None
         except httpx.DecodingError as error:
-            raise BadRecordError("http_undecodable", self._hide(f"{where}: {error}")) from None
+            raise RefusedError("http_undecodable", self._hide(f"{where}: {error}")) from None
 
-    async def _follow(self, request: httpx.Request, where: str) -> httpx.Response:
+    async def _follow(self, client: httpx.AsyncClient, request: httpx.Request, where: str) -> httpx.Response:
         """Sends the request, and again where a redirect of the same server says so."""
         for _ in range(MAX_REDIRECTS + 1):
-            response = await self._send(request, where)
+            response = await self._send(client, request, where)
             if response.is_success:
+                self._check(response, where)
                 return response
             following = response.next_request
             if response.status_code not in _KEEPING_REDIRECTS or following is None:
@@ -169,9 +185,8 @@ class HttpClient:
             request = following
         raise self._to_error(response, where)
 
-    async def _send(self, request: httpx.Request, where: str) -> httpx.Response:
-        assert self._client is not None
-        response = await self._client.send(request, stream=True)
+    async def _send(self, client: httpx.AsyncClient, request: httpx.Request, where: str) -> httpx.Response:
+        response = await client.send(request, stream=True)
         try:
             body = await self._read(response, where)
         finally:
@@ -193,8 +208,15 @@ class HttpClient:
             if response.is_success:
                 raise  # The body of an error is only read to be shown: its status says what is to be done.
         if len(body) > limit and response.is_success:
-            raise BadRecordError("http_response_too_large", f"{where}: the answer has more than {limit} bytes")
+            raise RefusedError("http_response_too_large", f"{where}: the answer has more than {limit} bytes")
         return bytes(body)
+
+    def _check(self, response: httpx.Response, where: str) -> None:
+        refusal = self._expected.refuse(response)
+        if refusal is not None:
+            reason, what = refusal
+            shown = f": {self._beginning(response.content)}" if response.content else ""
+            raise RefusedError(reason, f"{where}: {response.status_code} with {what}{shown}")
 
     def _to_error(self, response: httpx.Response, where: str) -> BadRecordError:
         status = response.status_code
@@ -205,9 +227,8 @@ class HttpClient:
         elif response.content:
             text += f": {self._beginning(response.content)}"
         if status in _TRANSIENT or status >= 500:
-            pause = retry_after(response.headers)
-            return TransientError(reason, text, overloaded=status in _OVERLOADED, pause_secs=pause)
-        return BadRecordError(reason, text)
+            return TransientError(reason, text, pause_secs=retry_after(response.headers))
+        return RefusedError(reason, text)
 
     def _beginning(self, body: bytes) -> str:
         """The first characters of a body; a service may send back the secrets that it was sent."""

@@ -36,7 +36,7 @@ class TestOneCall:
         )
 
     def test_empty_bodies_both_ways(self, post: Callable[..., Post]) -> None:
-        assert post()(b"") == b""
+        assert post(allow_empty=True)(b"") == b""
 
     def test_connections_are_used_again(self, service: Service, post: Callable[..., Post]) -> None:
         ports = set()
@@ -161,6 +161,12 @@ class TestParameters:
             ({"max_in_flight": "8"}, "max_in_flight must be a whole number of at least 1, got '8'"),
             ({"max_response_bytes": 1.5}, "max_response_bytes must be a whole number"),
             ({"backoff_secs": -1}, "backoff_secs must be a number of at least 0, got -1"),
+            (
+                {"answer_types": "json"},
+                "answer_types must be content types such as application/json or image/*, got 'json'",
+            ),
+            ({"answer_types": []}, "answer_types must be content types"),
+            ({"answer_types": [7]}, "answer_types must be content types"),
             ({"colour": "red"}, "unexpected keyword argument 'colour'"),
         ],
     )

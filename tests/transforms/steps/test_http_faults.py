@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from http_steps import QUICK, TIMEOUT_SECS, failure, run_chain
+from http_steps import QUICK, failure, run_chain
 from services import (
     Call,
     Fault,
@@ -178,24 +176,22 @@ class TestRetryAfter:
         [(first, _), (second, _)] = service.seen
         assert second - first >= 1
 
-    def test_holds_back_all_calls(self, service: Service, post: Callable[..., Post]) -> None:
-        told = threading.Event()
-
-        def busy(call: Call) -> None:
-            call.reply(429, Retry_After="1")
-            told.set()
-
-        def later(call: Call) -> None:
-            told.wait(TIMEOUT_SECS)
-            time.sleep(0.3)  # Until the step has read that the service is busy.
-            call.reply(200, call.body.upper())
-
-        service.faults = {b"0": [busy], b"1": [later], b"2": [later], b"3": [later]}
-        records = [b"%d" % number for number in range(12)]
-        out = run_chain(post(max_in_flight=4), records)
-        assert out == (records, {})
+    def test_of_one_call_holds_back_no_other(self, service: Service, post: Callable[..., Post]) -> None:
+        records = [b"%d" % number for number in range(40)]
+        service.faults = {b"3": [status(429, Retry_After="1")]}
+        assert run_chain(post(max_in_flight=4), records) == (records, {})
         first = service.seen[0][0]
-        assert [arrival - first >= 1 for arrival, _ in service.seen[4:]] == [True] * 9
+        later = [call.body for arrival, call in service.seen if arrival - first >= 1]
+        assert later == [b"3"]
+        assert len(service.seen) == 41
+
+    def test_of_many_calls_holds_back_all(self, service: Service, post: Callable[..., Post]) -> None:
+        records = [b"%d" % number for number in range(40)]
+        service.faults = {record: [status(429, Retry_After="1")] for record in records}
+        assert run_chain(post(max_in_flight=4), records) == (records, {})
+        first = service.seen[0][0]
+        early = [call for arrival, call in service.seen if arrival - first < 1]
+        assert 4 <= len(early) < 20  # Some began before it was a share.
 
     @pytest.mark.parametrize(
         ("value", "secs"),

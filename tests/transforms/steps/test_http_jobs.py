@@ -35,38 +35,64 @@ class TestInFlight:
     ) -> None:
         together = threading.Barrier(8, timeout=TIMEOUT_SECS)
 
-        def answer(call: Call) -> None:
+        def first(call: Call) -> None:
             together.wait()  # Breaks unless eight calls stand here at once.
             call.reply(200, call.body.upper())
 
-        service.answer = answer
+        service.faults = {b"r%d" % number: [first] for number in range(8)}
         records = [b"r%d" % number for number in range(80)]
         out = run_chain(post(max_in_flight=8), records, batch_records)
         assert out == ([record.upper() for record in records], {})
         assert service.peak == 8
 
-    def test_the_service_sees_the_calls_halve(self, service: Service, post: Callable[..., Post]) -> None:
-        crowd, fewer = threading.Barrier(8, timeout=TIMEOUT_SECS), threading.Barrier(4, timeout=TIMEOUT_SECS)
+    def test_the_service_sees_no_more_calls_than_it_took(self, service: Service, post: Callable[..., Post]) -> None:
+        crowd = threading.Barrier(8, timeout=TIMEOUT_SECS)
+        step = post(max_in_flight=8)
         numbers: list[int] = []
 
-        def answer(call: Call) -> None:
-            numbers.append(service.in_flight)
-            fewer.wait()
-            time.sleep(0.1)  # Another call would come now.
+        def taken(call: Call) -> None:
+            crowd.wait()
+            deadline = time.monotonic() + TIMEOUT_SECS
+            while step._limit.limit > 2 and time.monotonic() < deadline:
+                time.sleep(0.005)  # Until the step has read that the other six were refused.
             call.reply(200, call.body.upper())
 
-        def overloaded(call: Call) -> None:
+        def refused(call: Call) -> None:
             crowd.wait()
             call.reply(503)
 
+        def answer(call: Call) -> None:
+            numbers.append(service.in_flight)
+            time.sleep(0.05)  # Another call would come now.
+            call.reply(200, call.body.upper())
+
         service.answer = answer
-        records = [b"r%d" % number for number in range(8)]
-        service.faults = {record: [overloaded] for record in records}
-        step = post(max_in_flight=8)
+        records = [b"r%d" % number for number in range(16)]
+        service.faults = {record: [taken] for record in records[:2]} | {record: [refused] for record in records[2:8]}
         assert run_chain(step, records) == ([record.upper() for record in records], {})
         assert service.peak == 8
-        assert max(numbers[:4]) == 4
-        assert step._limit.limit in (5, 6)  # Four, and what eight answers added to it.
+        assert max(numbers[:8]) == 2
+
+    def test_records_go_on_while_one_waits_for_its_retry(self, service: Service, post: Callable[..., Post]) -> None:
+        records = [b"r%d" % number for number in range(200)]
+        others = threading.Semaphore(0)
+
+        def answer(call: Call) -> None:
+            call.reply(200, call.body.upper())
+            others.release()
+
+        def busy(call: Call) -> None:
+            call.reply(503, Retry_After="1")
+
+        seen = len(records) - 2
+        service.answer = answer
+        service.faults = {records[0]: [busy], records[1]: [busy]}
+        out = run_chain(post(max_in_flight=2), records)
+        assert out == ([record.upper() for record in records], {})
+        order = [call.body for _, call in service.seen]
+        assert order[-2:] in ([records[0], records[1]], [records[1], records[0]])
+        assert sorted(order[2:-2]) == sorted(records[2:])
+        assert len(order[2:-2]) == seen
 
     def test_among_many_faults_every_record_gets_its_own_result(
         self, service: Service, post: Callable[..., Post]

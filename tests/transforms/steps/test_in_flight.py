@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from fakes import make_batch, make_letter, make_spec, run_python, toy_records
 from transforms.dead_letters import BadRecordError, JobInterrupted
 from transforms.elements import BATCH_MAX_RECORDS, RecordBatch, Span
 from transforms.steps import Drop, in_flight
+from transforms.steps.aside import aside
 from transforms.steps.chain import StepChain
 from transforms.steps.in_flight import ConcurrentChain
 from transforms.steps.job_chain import usual_chain
@@ -204,6 +206,176 @@ class TestInFlight:
         ended.set()
         assert records_of(chain.apply(last)) == [record * 100 for record in toy_records(200)]
         assert len(started) == 200
+
+
+class TestAside:
+    """Records that wait for a retry."""
+
+    def test_later_records_run_while_one_waits(self, chain_of: Callable[..., ConcurrentChain]) -> None:
+        others = threading.Semaphore(0)
+        records = toy_records(500)
+
+        def step(record: bytes) -> bytes:
+            if record == records[0]:
+                with aside():
+                    for _ in records[1:]:  # All of them, though one at a time runs, and though they leave after it.
+                        assert others.acquire(timeout=TIMEOUT_SECS)
+            else:
+                others.release()
+            return record.upper()
+
+        out = apply(chain_of(step, threads=1), singles(500))
+        assert records_of(out) == [record.upper() for record in records]
+
+    @pytest.mark.parametrize("batch_records", [1, 7, 100])
+    def test_order_and_number_of_calls_stay_whoever_waits(
+        self, batch_records: int, chain_of: Callable[..., ConcurrentChain]
+    ) -> None:
+        lock = threading.Lock()
+        now, peak, calls = 0, 0, collections.Counter[bytes]()
+        records = toy_records(400)
+
+        def count(change: int) -> None:
+            nonlocal now, peak
+            with lock:
+                now += change
+                peak = max(peak, now)
+
+        def step(record: bytes) -> bytes:
+            count(1)
+            calls[record] += 1
+            if int(record[-6:]) % 3 == 0:
+                count(-1)
+                with aside():
+                    time.sleep(random.random() / 20)
+                count(1)
+            count(-1)
+            return record.upper()
+
+        batches = [make_batch(records[at : at + batch_records]) for at in range(0, 400, batch_records)]
+        out = apply(chain_of(step, threads=4), shard_of(batches))
+        assert records_of(out) == [record.upper() for record in records]
+        assert calls == dict.fromkeys(records, 1)
+        assert peak <= 4
+
+    def test_retries_of_a_step_of_ones_own_hold_back_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        records = toy_records(100)
+        done = threading.Event()
+        left, failed = set(records[2:]), []
+
+        class Retried:
+            max_in_flight = 2
+
+            def __call__(self, record: bytes) -> bytes:
+                if record in records[:2] and record not in failed:
+                    failed.append(record)
+                    raise OSError("may pass")
+                left.discard(record)
+                if not left:
+                    done.set()
+                return record
+
+        def sleep(secs: float) -> None:
+            assert done.wait(TIMEOUT_SECS)
+
+        monkeypatch.setitem(sys.modules, "retried_steps", types.SimpleNamespace(Retried=Retried))
+        chain = usual_chain(make_spec("/nowhere", steps=({"call": "retried_steps:Retried", "retries": 1},)))
+        monkeypatch.setattr("transforms.steps.aside.time.sleep", sleep)
+        assert records_of(apply(chain, singles(100))) == records
+        assert sorted(failed) == records[:2]
+        chain.close()
+
+    def test_one_that_cannot_be_replaced_keeps_its_place(
+        self, chain_of: Callable[..., ConcurrentChain], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(in_flight, "MAX_ASIDE", 3)
+        lock, now, peak = threading.Lock(), 0, 0
+
+        def step(record: bytes) -> bytes:
+            nonlocal now, peak
+            with lock:
+                now += 1
+                peak = max(peak, now)
+            with aside():
+                time.sleep(0.01)
+            with lock:
+                now -= 1
+            return record
+
+        assert records_of(apply(chain_of(step, threads=2), singles(60))) == toy_records(60)
+        assert peak == 2 + 3
+
+    def test_a_machine_without_further_threads_runs_the_shard_all_the_same(
+        self, chain_of: Callable[..., ConcurrentChain], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start, started = threading.Thread.start, []
+
+        def start_two(thread: threading.Thread) -> None:
+            if len(started) == 2:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            start(thread)
+
+        def step(record: bytes) -> bytes:
+            with aside():
+                time.sleep(0.001)
+            return record
+
+        monkeypatch.setattr(threading.Thread, "start", start_two)
+        assert records_of(apply(chain_of(step, threads=8), singles(30))) == toy_records(30)
+        assert len(started) == 2
+
+    def test_those_of_an_abandoned_shard_are_not_tried_again(self, chain_of: Callable[..., ConcurrentChain]) -> None:
+        waits, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+        tried: list[bytes] = []
+
+        def step(record: bytes) -> bytes:
+            if record == b"old":
+                try:
+                    with aside():
+                        waits.set()
+                        goes_on.wait(TIMEOUT_SECS)
+                    tried.append(record)
+                finally:
+                    ended.set()
+            return record
+
+        chain = chain_of(step)
+        assert list(chain.apply(make_batch([b"old"]))) == []
+        assert waits.wait(TIMEOUT_SECS)
+        assert records_of(apply(chain, singles(10))) == toy_records(10)
+        goes_on.set()
+        assert ended.wait(TIMEOUT_SECS)
+        assert tried == []
+
+    def test_what_is_finished_behind_one_that_waits_is_bounded_by_its_bytes(
+        self, chain_of: Callable[..., ConcurrentChain], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(in_flight, "MAX_WAITING_BYTES", 50 * in_flight.SLOT_BYTES)
+        goes_on = threading.Event()
+
+        def step(record: bytes) -> bytes:
+            if record == toy_records(1)[0]:
+                with aside():
+                    goes_on.wait(TIMEOUT_SECS)
+            return record
+
+        chain = chain_of(step)
+        read: list[int] = []
+        out: list[RecordBatch] = []
+
+        def consume() -> None:
+            for number, batch in enumerate(singles(1000)):
+                read.append(number)
+                out.extend(chain.apply(batch))
+
+        consumer = threading.Thread(target=consume, daemon=True)
+        consumer.start()
+        consumer.join(0.3)
+        assert 4 < len(read) <= 50
+        goes_on.set()
+        consumer.join(TIMEOUT_SECS)
+        assert records_of(out) == toy_records(1000)
 
 
 class TestGivingUp:
