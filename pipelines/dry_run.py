@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from pipelines.local_runner import estimate_job_secs
+from pipelines.local_runner import estimate_job_secs, estimate_wall_secs
 from pipelines.plan_job import PlannedJob, planned_shards
+from pipelines.plan_pieces import choose_workers
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
 from transforms.steps.job_chain import Chain, load_chain
 from transforms.steps.rate import forget_rates
@@ -30,8 +31,11 @@ def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
     print(f"shards    {spec.num_shards:,} planned, {min(weights):,} to {max(weights):,} bytes; {spec.writer_options}")
     for note in header["notes"]:
         print(f"note      {note}")
-    cpu_secs = estimate_job_secs(spec, job)
-    print(f"time      about {cpu_secs:,.0f} CPU seconds; this machine has {len(os.sched_getaffinity(0))} cores")
+    cpu_secs, workers = estimate_job_secs(spec, job), choose_workers(job)
+    wall_secs, cores = estimate_wall_secs(spec, job, workers), len(os.sched_getaffinity(0))
+    processes = f"in {workers} worker processes" if workers else "in one process"
+    least = "at least" if job.timing is not None and job.timing.at_least else "about"
+    print(f"time      {least} {cpu_secs:,.0f} CPU seconds, {wall_secs:,.0f} s here {processes}; {cores} cores")
     _show_steps(spec, job.sampled[: num_records or _SHOWN_RECORDS])
 
 

@@ -54,6 +54,7 @@ class ShardTask:
         start_at: None, or the boundary at which the previous shard really ended: set when a range is read
             again because the two did not meet.
         round: How often it was decided to read the range again.
+        piece: Number of the piece of the shard that this is, see `transforms.pieces`; None for the shard itself.
     """
 
     shard: int
@@ -65,6 +66,7 @@ class ShardTask:
     planned_bytes: int
     start_at: int | None = None
     round: int = 0
+    piece: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,7 @@ class JobSpec:
         earlier_plans: Plans whose committed shards count as well, see `pipelines.resume`.
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
+        num_pieces: Pieces that shards are worked on in, see `transforms.pieces`; 0 where each is worked on whole.
     """
 
     root: str
@@ -133,6 +136,7 @@ class JobSpec:
     earlier_plans: tuple[str, ...] = ()
     generation: str = ""
     replay: dict[str, list[str]] | None = None
+    num_pieces: int = 0
 
     def accepts(self, plan_id: str) -> bool:
         """Whether a ledger of that plan counts for this job."""
@@ -244,6 +248,7 @@ class RecordBatch:
         isolated: Whether every step must run in a child process, because a worker died on this shard before.
         origins: In a replay, the dead letter that each record comes from; None otherwise.
         kept: In a replay, dead letters that it does not take: they go to the new file and stand in no books of it.
+        applied: Whether the steps have run: these are what an earlier stage made of a piece.
     """
 
     task: ShardTask
@@ -265,6 +270,7 @@ class RecordBatch:
     isolated: bool = False
     origins: list[DeadLetter] | None = None
     kept: list[DeadLetter] = dataclasses.field(default_factory=list)
+    applied: bool = False
 
     @classmethod
     def of_chunk(cls, task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:

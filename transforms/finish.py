@@ -12,6 +12,7 @@ from transforms.elements import JobSpec, to_json
 from transforms.generations import FINISHED_NAME, base_of
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
+from transforms.pieces import ALL_OF_PIECES
 from transforms.report import build_report, committed_shards, load_spec
 from transforms.state import MANIFEST_NAME, REPORT_NAME
 from transforms.store import Store
@@ -69,14 +70,14 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     write_report(store, report)
     committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
     delete_all(store, (file.name for ledger in committed for file in ledger.files()))
-    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES, ALL_OF_PIECES) for name, _ in store.list(prefix)])
     store.put(FINISHED_NAME, b"{}")
     return report
 
 
 def delete_leftovers(store: Store) -> None:
     """Deletes what a job needs only while it runs."""
-    delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
+    delete_all(store, [name for prefix in (ATTEMPTS, TRIES, ALL_OF_PIECES) for name, _ in store.list(prefix)])
     store.delete(REPLACED_NAME)
 
 

@@ -49,7 +49,7 @@ def spec_from_header(header: dict[str, Any], root: str) -> JobSpec:
 def spec_to_header(spec: JobSpec) -> dict[str, Any]:
     """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
     fields = dataclasses.asdict(spec)
-    for name in ("root", "started_at", "import_paths", "rate_share", "lock_token", *_BUDGET):
+    for name in ("root", "started_at", "import_paths", "rate_share", "lock_token", "num_pieces", *_BUDGET):
         del fields[name]
     return fields
 

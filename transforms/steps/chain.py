@@ -50,7 +50,7 @@ class StepChain:
 
         The yielded batches together carry the books of the batch once; their sequence numbers are the caller's.
         """
-        if not self.steps or not batch.records:
+        if not self.steps or not batch.records or batch.applied:
             yield batch
             return
         yield from gather(batch, map(self.run, batch.records))

@@ -62,7 +62,7 @@ class ConcurrentChain(StepChain):
         if batch.not_run:
             self._give_up()  # Nothing of the shard counts, so nobody waits for it.
         self._given_up = True
-        self._batches.append(_Waiting(batch, self._pool.submit(batch.records)))
+        self._batches.append(_Waiting(batch, self._pool.submit([] if batch.applied else batch.records)))
         try:
             while self._batches and (batch.last or self._is_full()):
                 yield from self._finish(self._batches.popleft())
