@@ -33,8 +33,9 @@ def read_pieces(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool)
         for batch in _read_piece(store, spec, piece, seam, isolated=isolated):
             batch.task = task
             seam.follow(batch)
+            if held is not None and join_letters(held, batch):
+                continue
             if held is not None:
-                seam.join(held, batch)
                 yield held
             held = batch
     if held is not None:
@@ -86,15 +87,27 @@ class _Seam:
             self._covered = batch.span = _together(self._covered, span)
         self._index = source.index
 
-    def join(self, before: RecordBatch, after: RecordBatch) -> None:
-        """Makes one dead letter of an unreadable range of which two pieces have each lost a part."""
-        if not before.dead or not after.dead or before.span is None:
-            return
-        letter, following = before.dead[-1], after.dead[0]
-        if _goes_on(letter, following):
-            before.dead[-1] = dataclasses.replace(letter, length=letter.length + following.length)
-            del after.dead[0]
-            after.records_read -= 1
+
+def join_letters(before: RecordBatch, after: RecordBatch) -> bool:
+    """Makes one dead letter of an unreadable range of which two pieces have each lost a part.
+
+    Args:
+        before: The end of a piece, which gets the letter.
+        after: What follows it, which loses its own.
+
+    Returns:
+        Whether all of `after` is in `before` now.
+    """
+    if not before.dead or not after.dead or before.span is None or not _goes_on(before.dead[-1], after.dead[0]):
+        return False
+    length = before.dead[-1].length + after.dead.pop(0).length
+    before.dead[-1] = dataclasses.replace(before.dead[-1], length=length)
+    after.records_read -= 1
+    if after.records_read or after.dropped or after.rolls:
+        return False
+    before.num_bytes += after.num_bytes
+    before.span = after.span
+    return True
 
 
 def _together(one: Span, other: Span) -> Span:

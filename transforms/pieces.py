@@ -77,6 +77,11 @@ def entry_name(spec: JobSpec, task: ShardTask) -> str:
     return f"{PIECE_ENTRIES}{spec.shard_key(task.shard)}-{task.piece:05d}.json"
 
 
+def shard_key_of(name: str) -> str:
+    """Returns the shard of the piece whose entry has a name, as `JobSpec.shard_key` writes it."""
+    return name.removeprefix(PIECE_ENTRIES).partition("-")[0]
+
+
 def find_piece(store: Store, spec: JobSpec, task: ShardTask) -> PieceEntry | None:
     """Returns the entry of a piece, None where there is none that counts."""
     found = store.get(entry_name(spec, task))
