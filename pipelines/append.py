@@ -16,6 +16,7 @@ from pipelines.errors import DONE, UsageError
 from pipelines.generation_jobs import complete, finished, forget, is_base_published, mend, unfinished
 from pipelines.output import check_output
 from pipelines.plan_job import PlannedJob, plan_job
+from pipelines.plan_pieces import plan_pieces
 from pipelines.remote_job import outlives
 from pipelines.run_job import Run, run_locked
 from pipelines.space import check_space
@@ -123,7 +124,8 @@ def show_plan(
         print(f"{store.root}: nothing to append; every input is known")
         return DONE
     name = generation_name(len(list(generation_names(store))) + 1)
-    show_dry_run(plan_append(config, name, scratch, listing, made), num_records=num_records)
+    job = plan_pieces(plan_append(config, name, scratch, listing, made), config, scratch)
+    show_dry_run(job, num_records=num_records)
     return DONE
 
 

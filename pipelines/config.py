@@ -91,6 +91,7 @@ class WriteConfig(_Strict):
     group_size: int = pydantic.Field(1, ge=1, le=_MAX_GROUP_SIZE)
     template: str = DEFAULT_TEMPLATE
     check_space: bool = True
+    secs_per_record: Literal["auto"] | Annotated[float, pydantic.Field(ge=0, le=_MAX_TIMEOUT_SECS)] = "auto"
 
     @pydantic.field_validator("shards", mode="before")
     @classmethod

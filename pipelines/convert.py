@@ -17,6 +17,7 @@ from pipelines.errors import DONE, UsageError
 from pipelines.output import check_output, is_published, open_output, put_inputs_back
 from pipelines.packages import check_modules
 from pipelines.plan_job import PlannedJob, plan_job
+from pipelines.plan_pieces import plan_pieces
 from pipelines.remote_job import check_remote, outlives
 from pipelines.resume import accept_touched, recall_earlier_plans, resume_anyway
 from pipelines.run_job import Run, conclude, put_config, run_locked
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         if args.append and append.has_job(store):
             return append.run(args, store, config, how)
         if args.dry_run:
-            show_dry_run(plan_job(config, limit=0, scratch=scratch), num_records=args.limit)
+            job = plan_pieces(plan_job(config, limit=0, scratch=scratch), config, scratch)
+            show_dry_run(job, num_records=args.limit)
             return DONE
         job = plan_job(config, limit=args.limit or 0, scratch=scratch)
         job = recall_earlier_plans(store, job)

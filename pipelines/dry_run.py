@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from pipelines.local_runner import estimate_job_secs
+from pipelines.local_runner import estimate_job_secs, estimate_wall_secs
 from pipelines.plan_job import PlannedJob, planned_shards
+from pipelines.plan_pieces import choose_workers
 from transforms.elements import Input, JobSpec, RecordBatch, ShardTask
 from transforms.machine import num_cores
 from transforms.steps.job_chain import Chain, load_chain
@@ -30,8 +31,13 @@ def show_dry_run(job: PlannedJob, num_records: int | None = None) -> None:
     print(f"shards    {spec.num_shards:,} planned, {min(weights):,} to {max(weights):,} bytes; {spec.writer_options}")
     for note in header["notes"]:
         print(f"note      {note}")
-    cpu_secs = estimate_job_secs(spec, job)
-    print(f"time      about {cpu_secs:,.0f} CPU seconds; {num_cores()} cores may be used here")
+    cpu_secs, workers = estimate_job_secs(spec, job), choose_workers(job)
+    wall_secs, cores = estimate_wall_secs(spec, job, workers), num_cores()
+    processes = f"in {workers} worker processes" if workers else "in one process"
+    least = "at least" if job.timing is not None and job.timing.at_least else "about"
+    print(
+        f"time      {least} {cpu_secs:,.0f} CPU seconds, {wall_secs:,.0f} s here {processes}; {cores} cores may be used"
+    )
     _show_steps(spec, job.sampled[: num_records or _SHOWN_RECORDS])
 
 

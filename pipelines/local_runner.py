@@ -22,6 +22,9 @@ _LOGGER = logging.getLogger(__name__)
 WORKER_START_SECS = 2.5
 """What one more worker process costs in CPU: Python, Beam and its libraries."""
 
+_COMMAND_SECS = 1.5
+"""What a job takes of which there is nothing to convert."""
+
 _WORKER_BYTES = 300 << 20
 _BYTES_PER_SEC = {"uncompressed": 500e6, "snappy": 200e6, "zstd": 60e6, "brotli": 20e6}
 _STEP_SECS_PER_RECORD = 5e-6
@@ -34,9 +37,21 @@ def estimate_cpu_secs(codec: str, num_bytes: int, num_records: int, num_steps: i
 
 
 def estimate_job_secs(spec: Any, job: Any) -> float:
-    """Returns the CPU seconds that a planned job probably takes."""
+    """Returns the CPU seconds that a planned job probably takes; those of its steps as they took on the sample."""
     codec = spec.writer_options.split(",", 1)[1].split(":")[0]
-    return estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(spec.steps))
+    if job.timing is None:
+        return estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, len(spec.steps))
+    own_secs = estimate_cpu_secs(codec, job.estimated_bytes, job.estimated_records, 0)
+    return float(own_secs + job.timing.cpu_secs * job.estimated_records)
+
+
+def estimate_wall_secs(spec: Any, job: Any, workers: int) -> float:
+    """Returns how long a planned job probably takes on this machine with so many worker processes."""
+    start_secs = _COMMAND_SECS + (WORKER_START_SECS if workers else 0.0)
+    if job.timing is None:
+        return start_secs + estimate_job_secs(spec, job) / max(1, workers)
+    own_secs = estimate_job_secs(spec, job) - job.timing.cpu_secs * job.estimated_records
+    return float(start_secs + own_secs / max(1, workers) + job.timing.total_secs(job.estimated_records, workers))
 
 
 def choose_workers(cpu_secs: float, num_shards: int) -> int:

@@ -21,6 +21,7 @@ from transforms.journal import stray_journals
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_shard_files
 from transforms.new_inputs import TOUCHED_NAME
+from transforms.pieces import PieceEntry, list_entries
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
 from transforms.report import VERIFIED_NAME, changed_keys
 from transforms.shard_progress import PROGRESS
@@ -192,6 +193,7 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     header = _planned_header(store)
     if header is not None and header["plan_id"] in job.spec.earlier_plans:
         store.put_file(job.plan_path, PLAN_NAME)
+        _put_state(store, job)
         put_inputs_back(store, job)
     elif header is None or header["plan_id"] != job.spec.plan_id:
         if job.spec.generation:
@@ -260,6 +262,7 @@ def _set_old_state_aside(store: Store) -> None:
 def _delete_stray_attempts(store: Store, spec: JobSpec) -> None:
     """Deletes files of attempts that never committed, which would keep a full disk full."""
     sizes = dict(store.list(ATTEMPTS))
+    kept = _piece_files(store, spec)
     names: dict[int, list[str]] = {}
     for name in sizes:
         names.setdefault(int(name.removeprefix(ATTEMPTS).split("-", 1)[0]), []).append(name)
@@ -270,7 +273,20 @@ def _delete_stray_attempts(store: Store, spec: JobSpec) -> None:
     def find_strays(shard: int) -> Iterable[str]:
         found = find_ledger(store, spec, shard, size_of=size_of)
         ledger = found.ledger if found is not None else None
-        return set(names[shard]).difference(file.name for file in ledger.files()) if ledger else names[shard]
+        if ledger is None:
+            return set(names[shard]).difference(kept)
+        return set(names[shard]).difference(file.name for file in ledger.files())
 
     strays = map_ahead(find_strays, names, store.requests_at_once)
     delete_all(store, itertools.chain.from_iterable(strays))
+
+
+def _piece_files(store: Store, spec: JobSpec) -> set[str]:
+    """Returns the files that entries of pieces name, for shards that are still to be made of them."""
+    found = set()
+    for entry in map_ahead(store.get, list_entries(store), store.requests_at_once):
+        with contextlib.suppress(ValueError):  # Half an entry; it will be made again.
+            piece = PieceEntry.from_json(entry[0]) if entry is not None else None
+            if piece is not None and piece.plan_id == spec.plan_id:
+                found.add(piece.file.name)
+    return found

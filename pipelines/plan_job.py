@@ -12,12 +12,12 @@ from typing import Any
 
 from pipelines.config import JobConfig
 from pipelines.errors import UsageError
+from transforms.cut_pieces import can_split
 from transforms.elements import Input, JobSpec, ShardTask, display_name, printable
-from transforms.formats import FORMATS, guess_format, load_format
+from transforms.formats import FORMATS, guess_format
 from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (
-    COMPRESSED_SUFFIXES,
     Estimate,
     Layout,
     ShardsRequest,
@@ -30,6 +30,7 @@ from transforms.report import spec_to_header, versions
 from transforms.sample import SAMPLED_INPUTS, Sample, choose_compression, take_sample
 from transforms.sources import open_input
 from transforms.steps.load import source_digest
+from transforms.timing import Timing
 
 _NAMED = 3  # Inputs that a message names.
 
@@ -48,6 +49,7 @@ class PlannedJob:
         estimated_output_bytes: Estimated bytes of all shards, if the steps change nothing.
         sampled: Payloads that were looked at.
         state: Further files of the job's state: local paths by name.
+        timing: What the steps take, None where that is not known, see `pipelines.plan_pieces`.
     """
 
     spec: JobSpec
@@ -59,6 +61,7 @@ class PlannedJob:
     estimated_output_bytes: int
     sampled: list[bytes]
     state: dict[str, str] = dataclasses.field(default_factory=dict)
+    timing: Timing | None = None
 
 
 def plan_job(
@@ -204,19 +207,14 @@ def _first_inputs(inputs_path: str) -> list[Input]:
 def _cut(
     spec: JobSpec, inputs: Iterable[tuple[int, Input]], total: int, layout: Layout, estimate: Estimate
 ) -> Iterator[ShardTask]:
-    splittable = load_format(spec.format).SPLITTABLE and spec.compression in ("auto", "none")
-
-    def splits(source: Input) -> bool:
-        return splittable and not source.name.lower().endswith(COMPRESSED_SUFFIXES)
-
     # A trial run reads the first records only, in one shard, so that "the first" has one meaning.
     num_shards = 1 if spec.limit else layout.num_shards
-    return cut_shards(inputs, total, num_shards, estimate.weigh, splits)
+    return cut_shards(inputs, total, num_shards, estimate.weigh, can_split(spec))
 
 
 def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int) -> dict[str, Any]:
     """Returns what decides the bytes of the output; budgets, workers, Beam and log options are not in it."""
-    write = config.write.model_dump(exclude={"output", "check_space"})
+    write = config.write.model_dump(exclude={"output", "check_space", "secs_per_record"})
     source = {**config.source.model_dump(exclude={"patterns", "billing_project"}), "format": spec.format}
     found = versions()
     return {

@@ -89,7 +89,7 @@ def prepare(
             "known here; use max_in_flight, or the local runner"
         )
     load = dataflow.Load(
-        num_tasks=spec.num_shards,
+        num_tasks=max(spec.num_shards, spec.num_pieces),
         cpu_secs=local_runner.estimate_job_secs(spec, job),
         largest_bytes=max(planned_shards(job.plan_path), default=0),
         waits=max_in_flight(load_steps(spec.steps, (os.getcwd(),))) > 1,

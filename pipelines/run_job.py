@@ -17,7 +17,8 @@ from pipelines.errors import DONE, FAILED, STATUS_CODES
 from pipelines.job_log import FILE_ONLY, log_to_job
 from pipelines.job_process import Order
 from pipelines.output import prepare_output
-from pipelines.plan_job import PlannedJob, planned_shards
+from pipelines.plan_job import PlannedJob
+from pipelines.plan_pieces import choose_workers, num_tasks, plan_pieces, recall_pieces
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
 from pipelines.supervisor import JobProcess, run_supervised
@@ -115,6 +116,7 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
         OutputError: The job could not finish.
         LostLockError: Another run has the lock by now; nothing of what it did was changed.
     """
+    job = recall_pieces(store, job) or plan_pieces(job, config, run.scratch)
     spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time(), run_token=run.lock.token)
     engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)
@@ -192,12 +194,10 @@ def put_config(store: Store, config: JobConfig) -> None:
 
 
 def _choose_workers(job: PlannedJob, flags: list[str], workers: int | None) -> int:
-    busy = max(1, sum(1 for planned_bytes in planned_shards(job.plan_path) if planned_bytes))
     asked = workers if workers is not None else local_runner.asked_workers(flags)
     if asked is not None:
-        return min(asked, busy)  # Others would find nothing to do.
-    cpu_secs = local_runner.estimate_job_secs(job.spec, job)
-    return local_runner.choose_workers(cpu_secs, busy)
+        return min(asked, num_tasks(job))  # Others would find nothing to do.
+    return choose_workers(job)
 
 
 def conclude(store: Store, report: dict[str, Any] | None, generation: str = "") -> int:

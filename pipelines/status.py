@@ -54,7 +54,6 @@ def job_status(store: Store) -> dict[str, Any]:
     watch = JobWatch(job.store, job.spec, may_call_off=False, runs=holder is not None)
     watch.look()
     speed = watch.speed(None if holder is None else holder.get("since"))
-    left = job.spec.num_shards - watch.shards_done
     totals = watch.totals
     return {
         "status": "running" if holder is not None else _status_at_rest(job),
@@ -65,6 +64,8 @@ def job_status(store: Store) -> dict[str, Any]:
         "called_off": called_off(job.store),
         "planned_shards": job.spec.num_shards,
         "committed_shards": watch.num_committed,
+        "planned_pieces": watch.planned_pieces,
+        "committed_pieces": watch.committed_pieces,
         **{name: totals.get(name, 0) for name in (*COUNTS, ESTIMATE, *BYTES)},
         "dead_by_reason": watch.dead_by_reason,
         "dropped_by_reason": watch.dropped_by_reason,
@@ -73,7 +74,7 @@ def job_status(store: Store) -> dict[str, Any]:
             **{name: sum(one.books.get(name, 0) for one in watch.running) for name in (*COUNTS, *BYTES)},
         },
         "per_sec": speed,
-        "secs_left": left / speed["shards"] if speed is not None and speed["shards"] and left else None,
+        "secs_left": watch.secs_left(speed),
     }
 
 
@@ -101,6 +102,8 @@ def _status_at_rest(job: Generation) -> str:
 def _print(store: Store, status: dict[str, Any]) -> None:
     what = f"{status['kind']} {status['generation']}".strip()
     shards = f"{status['committed_shards']:,} of {status['planned_shards']:,} shards"
+    if status["planned_pieces"]:
+        shards += f", {status['committed_pieces']:,} of {status['planned_pieces']:,} pieces"
     print(f"{status['status']}: {store.root}, {what}, {shards}")
     if status["status"] == "stopped":
         print("  nobody runs it; the same command goes on from here")

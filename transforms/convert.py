@@ -16,6 +16,7 @@ from apache_beam.pvalue import PBegin, PCollection
 from transforms.elements import JobSpec, ShardInfo, ShardTask
 from transforms.generations import open_job_store
 from transforms.job_lock import keep_lock
+from transforms.pieces import PIECES_NAME
 from transforms.publish import CollectShards, Publish
 from transforms.read import ReadPlan, ReadRecords
 from transforms.repeat import find_apart, repeat_shard
@@ -42,6 +43,29 @@ class ConvertShards(beam.PTransform):
             | "ReadRecords" >> ReadRecords(self.spec)  # RecordBatch (bytes)
             | "ApplySteps" >> ApplySteps(self.spec)  # RecordBatch (bytes)
             | "WriteShards" >> WriteShards(self.spec)  # ShardInfo
+        )
+
+
+@dataclasses.dataclass
+class ConvertPieces(beam.PTransform):
+    """Reads, cleans and commits the pieces of shards whose steps are slow, so that the shards are made of them.
+
+    Output: PCollection[int], their number as one element once all are done.
+
+    Attributes:
+        spec: The job; its pieces stand in the output directory.
+        num_workers: See `ReadPlan`.
+    """
+
+    spec: JobSpec
+    num_workers: int = 1
+
+    def expand(self, begin: PBegin) -> PCollection[int]:
+        return (
+            begin
+            | "ReadPlan" >> ReadPlan(self.spec, self.num_workers, PIECES_NAME)  # ShardTask
+            | "ConvertShards" >> ConvertShards(self.spec)  # ShardInfo
+            | "Count" >> beam.CombineGlobally(beam.combiners.CountCombineFn()).without_defaults()
         )
 
 
@@ -104,8 +128,11 @@ class ConvertCorpus(beam.PTransform):
     num_workers: int = 1
 
     def expand(self, begin: PBegin) -> PCollection[dict[str, Any]]:
+        start: PBegin | PCollection[int] = begin
+        if self.spec.num_pieces:
+            start = begin | "ConvertPieces" >> ConvertPieces(self.spec, self.num_workers)
         infos = (
-            begin
+            start
             | "ReadPlan" >> ReadPlan(self.spec, self.num_workers)  # ShardTask
             | "ConvertShards" >> ConvertShards(self.spec)  # ShardInfo
         )

@@ -56,6 +56,7 @@ class ShardTask:
         start_at: None, or the boundary at which the previous shard really ended: set when a range is read
             again because the two did not meet.
         round: How often it was decided to read the range again.
+        piece: Number of the piece of the shard that this is, see `transforms.pieces`; None for the shard itself.
     """
 
     shard: int
@@ -67,6 +68,7 @@ class ShardTask:
     planned_bytes: int
     start_at: int | None = None
     round: int = 0
+    piece: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,7 @@ class JobSpec:
         generation: "" for the set that `convert` made; "g001" and so on for what `--append` and `replay` add to it.
         billing_project: Project that pays for requests to gs://, "" for the owners of the buckets.
         replay: In a replay, which dead letters it takes, see `transforms.letters.Selection`; None otherwise.
+        num_pieces: Pieces that shards are worked on in, see `transforms.pieces`; 0 where each is worked on whole.
     """
 
     root: str
@@ -142,6 +145,7 @@ class JobSpec:
     generation: str = ""
     billing_project: str = ""
     replay: dict[str, list[str]] | None = None
+    num_pieces: int = 0
 
     def accepts(self, plan_id: str) -> bool:
         """Whether a ledger of that plan counts for this job."""
@@ -150,6 +154,11 @@ class JobSpec:
     def shard_key(self, shard: int) -> str:
         """The shard's number as it stands in file names: at least five digits, sorting as it counts."""
         return f"{shard:0{max(5, len(str(max(self.num_shards - 1, 0))))}d}"
+
+    def piece_key(self, shard: int, piece: int | None) -> str:
+        """The same for a piece of a shard, whose number stands behind the shard's; None for the shard itself."""
+        key = self.shard_key(shard)
+        return key if piece is None else f"{key}-{piece:05d}"
 
 
 @dataclasses.dataclass(slots=True)
@@ -265,6 +274,7 @@ class RecordBatch:
         origins: In a replay, the dead letter that each record comes from; None otherwise.
         kept: In a replay, dead letters that it does not take: they go to the new file and stand in no books of it.
         journalled: Whether the shard has a journal, which is deleted once it is committed.
+        applied: Whether the steps have run: these are what an earlier stage made of a piece.
     """
 
     task: ShardTask
@@ -287,6 +297,7 @@ class RecordBatch:
     origins: list[DeadLetter] | None = None
     kept: list[DeadLetter] = dataclasses.field(default_factory=list)
     journalled: bool = False
+    applied: bool = False
 
     @classmethod
     def of_chunk(cls, task: ShardTask, source: Input, chunk: Chunk) -> RecordBatch:

@@ -13,6 +13,7 @@ from transforms.generations import FINISHED_NAME, base_of, confirm
 from transforms.journal import JOURNALS
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
+from transforms.pieces import ALL_OF_PIECES
 from transforms.report import build_report, committed_shards, load_spec
 from transforms.shard_progress import PROGRESS
 from transforms.state import MANIFEST_NAME, REPORT_NAME
@@ -23,7 +24,7 @@ from transforms.whole import add_generations, build_whole, whole_spec
 REPORT_HTML_NAME = "_gristmill/report.html"
 REPLACED_NAME = "_gristmill/replaced.json"
 """Names of an older set that `--overwrite` replaces: they go once the new set is whole."""
-ON_THE_WAY = (ATTEMPTS, TRIES, JOURNALS, PROGRESS)
+ON_THE_WAY = (ATTEMPTS, TRIES, JOURNALS, PROGRESS, ALL_OF_PIECES)
 """What there is of shards that are not committed yet."""
 
 _MANIFEST_VERSION = 1

@@ -170,8 +170,8 @@ def _fetch(store: Store, prefix: str, folder: str) -> bool:
 
 
 def journal_prefix(spec: JobSpec, task: ShardTask) -> str:
-    """Returns how the names of a shard's journal begin."""
-    return f"{JOURNALS}{spec.shard_key(task.shard)}/"
+    """Returns how the names of the journal of a shard, or of a piece of one, begin."""
+    return f"{JOURNALS}{spec.piece_key(task.shard, task.piece)}/"
 
 
 def forget_journal(store: Store, spec: JobSpec, task: ShardTask) -> None:
@@ -185,7 +185,8 @@ def stray_journals(store: Store, spec: JobSpec) -> Iterator[str]:
     """Yields the files of journals that no attempt can use: of shards that are committed, or that are none."""
     by_shard: dict[str, list[str]] = collections.defaultdict(list)
     for name, _ in store.list(JOURNALS):
-        by_shard[name.removeprefix(JOURNALS).partition("/")[0]].append(name)
+        key = name.removeprefix(JOURNALS).partition("/")[0]
+        by_shard[key.partition("-")[0]].append(name)  # A piece's goes when its shard is committed.
 
     def strays(key: str) -> Iterable[str]:
         if not key.isdigit() or spec.shard_key(int(key)) != key:

@@ -55,8 +55,10 @@ def replace_header(path: str, fields: dict[str, Any]) -> None:
 
 
 def _to_fields(task: ShardTask) -> dict[str, int]:
+    piece = {} if task.piece is None else {"piece": task.piece}
     return {
         "shard": task.shard,
+        **piece,
         "first_offset": task.first_offset,
         "first_index": task.first_index,
         "start": task.start,

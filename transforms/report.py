@@ -54,7 +54,7 @@ def spec_to_header(spec: JobSpec) -> dict[str, Any]:
     """Returns what a plan keeps of the job: what decides the bytes, not where, when and within which budget."""
     fields = dataclasses.asdict(spec)
     passing = ("root", "started_at", "import_paths", "rate_share", "lock_token", "run_token", "billing_project")
-    for name in (*passing, *_BUDGET):
+    for name in (*passing, "num_pieces", *_BUDGET):
         del fields[name]
     return fields
 

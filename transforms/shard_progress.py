@@ -37,6 +37,7 @@ class Running:
         dead_by_reason: Dead letters by reason.
         started_at: Unix time at which it began, by the worker's clock.
         at: Unix time of the note.
+        piece: Number of the piece of the shard that it is at, None for the shard itself.
     """
 
     plan_id: str
@@ -47,6 +48,7 @@ class Running:
     dead_by_reason: dict[str, int]
     started_at: float
     at: float
+    piece: int | None = None
 
     @classmethod
     def from_json(cls, data: bytes) -> Running:
@@ -105,21 +107,25 @@ class ProgressNote:
             dead,
             self._started_at,
             time.time(),
+            self._task.piece,
         )
         with contextlib.suppress(OutputError, OSError):
-            self._store.put(progress_name(self._spec, self._task.shard), json.dumps(dataclasses.asdict(note)).encode())
+            self._store.put(
+                progress_name(self._spec, self._task.shard, self._task.piece),
+                json.dumps(dataclasses.asdict(note)).encode(),
+            )
             self._stands = True
 
     def forget(self) -> None:
         """Deletes the note."""
         if self._stands:
             with contextlib.suppress(OutputError, OSError):
-                self._store.delete(progress_name(self._spec, self._task.shard))
+                self._store.delete(progress_name(self._spec, self._task.shard, self._task.piece))
 
 
-def progress_name(spec: JobSpec, shard: int) -> str:
-    """Returns the name of a shard's note: the latest of its attempts counts."""
-    return f"{PROGRESS}{spec.shard_key(shard)}"
+def progress_name(spec: JobSpec, shard: int, piece: int | None = None) -> str:
+    """Returns the name of the note of a shard or a piece: the latest of its attempts counts."""
+    return f"{PROGRESS}{spec.piece_key(shard, piece)}"
 
 
 def list_running(store: Store, spec: JobSpec) -> Iterator[Running]:

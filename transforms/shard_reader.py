@@ -17,6 +17,7 @@ from transforms.formats import load_format
 from transforms.inputs import read_inputs
 from transforms.isolated_reader import read_isolated
 from transforms.ledger import find_ledger, ledger_name
+from transforms.pieces import find_piece
 from transforms.plan_file import INPUTS_NAME
 from transforms.sources import RandomAccessFile, explain_error, open_input, will_read
 from transforms.store import Store
@@ -28,14 +29,14 @@ def read_shard(store: Store, spec: JobSpec, task: ShardTask) -> Iterator[RecordB
 
     A shard that is committed already yields one batch that says so, and nothing is read.
     """
-    if _is_committed(store, spec, task):
+    if _is_committed(store, spec, task) or _is_piece_committed(store, spec, task):
         yield RecordBatch(task, 0, last=True, committed=True)
         return
     watch = AbortWatch(store)
     if watch.is_off():
         yield RecordBatch(task, 0, last=True, not_run=True)
         return
-    number = mark_try(store, spec, task.shard)
+    number = mark_try(store, spec, task.shard, task.piece)
     batches = _read_batches(store, spec, task, isolated=number >= ISOLATE_READER_FROM)
     for sequence, batch in enumerate(batches):
         batch.sequence = sequence
@@ -53,6 +54,12 @@ def _read_batches(store: Store, spec: JobSpec, task: ShardTask, *, isolated: boo
         from transforms.replay_reader import read_letters  # It needs the readers below.
 
         yield from read_letters(store, spec, task, isolated=isolated)
+        return
+    if spec.num_pieces and task.piece is None:
+        from transforms.piece_reader import read_pieces  # It needs the readers below, too.
+
+        yield from read_pieces(store, spec, task, isolated=isolated)
+        yield RecordBatch(task, 0, last=True)
         return
     left = spec.limit or None
     for source, start, end in _slices(store, task):
@@ -80,6 +87,18 @@ def _is_committed(store: Store, spec: JobSpec, task: ShardTask) -> bool:
         for file in found.ledger.files():
             store.delete(file.name)
     return False
+
+
+def _is_piece_committed(store: Store, spec: JobSpec, task: ShardTask) -> bool:
+    return task.piece is not None and find_piece(store, spec, task) is not None
+
+
+def read_interval(store: Store, spec: JobSpec, task: ShardTask, *, isolated: bool) -> Iterator[RecordBatch]:
+    """Yields the batches of an interval of the inputs, not yet numbered, without a closing one."""
+    for source, start, end in _slices(store, task):
+        for chunk in _read_slice(spec, source, start, end, task, isolated=isolated):
+            estimate_records(chunk.dead, spec.record_bytes)
+            yield RecordBatch.of_chunk(task, source, chunk)
 
 
 def _slices(store: Store, task: ShardTask) -> Iterator[tuple[Input, int, int]]:

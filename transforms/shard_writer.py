@@ -70,6 +70,11 @@ class _RecordFile:
             self._writer.close()
 
 
+def open_records(store: Store, name: str, options: str) -> _RecordFile:
+    """Opens an ArrayRecord file of an attempt for writing; it has `write_all`, `finish` and `abandon`."""
+    return _RecordFile(store, name, options)
+
+
 def _check_count(path: str, records: int) -> None:
     reader = ArrayRecordReader(os.fsencode(path))
     try:

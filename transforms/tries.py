@@ -27,7 +27,7 @@ class Mark:
 
     Attributes:
         name: Its name in the store.
-        shard_key: The shard, as `JobSpec.shard_key` writes it.
+        shard_key: The shard, as `JobSpec.shard_key` writes it; `.` and a number behind it for a piece of it.
         number: Which try of the shard it stands for, from 1.
         host: Machine of the worker.
         pid: Its process.
@@ -40,29 +40,30 @@ class Mark:
     pid: int
 
 
-def mark_try(store: Store, spec: JobSpec, shard: int) -> int:
-    """Marks that a try at a shard begins, and returns its number, from 1."""
+def mark_try(store: Store, spec: JobSpec, shard: int, piece: int | None = None) -> int:
+    """Marks that a try at a shard, or at a piece of it, begins, and returns its number, from 1."""
     data = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
     number = 1
-    while not store.put_if_absent(mark_name(spec, shard, number), data):
+    while not store.put_if_absent(mark_name(spec, shard, number, piece), data):
         number += 1
     return number
 
 
-def mark_name(spec: JobSpec, shard: int, number: int) -> str:
+def mark_name(spec: JobSpec, shard: int, number: int, piece: int | None = None) -> str:
     """Returns the name of a mark."""
-    return f"{TRIES}{spec.shard_key(shard)}-{number}"
+    of_piece = "" if piece is None else f".{piece:05d}"
+    return f"{TRIES}{spec.shard_key(shard)}{of_piece}-{number}"
 
 
-def unmark_try(store: Store, spec: JobSpec, shard: int, number: int) -> None:
+def unmark_try(store: Store, spec: JobSpec, shard: int, number: int, piece: int | None = None) -> None:
     """Takes the mark of a try away that ended in an orderly way, whatever came of it."""
-    store.delete(mark_name(spec, shard, number))
+    store.delete(mark_name(spec, shard, number, piece))
 
 
-def forget_tries(store: Store, spec: JobSpec, shard: int, number: int) -> None:
-    """Takes the marks of a committed shard away, up to the try that committed it."""
+def forget_tries(store: Store, spec: JobSpec, shard: int, number: int, piece: int | None = None) -> None:
+    """Takes the marks of a committed shard or piece away, up to the try that committed it."""
     for earlier in range(1, number + 1):
-        store.delete(mark_name(spec, shard, earlier))
+        store.delete(mark_name(spec, shard, earlier, piece))
 
 
 def list_marks(store: Store) -> Iterator[Mark]:

@@ -13,6 +13,8 @@ from apache_beam.pvalue import PCollection
 from transforms.budget import Budget, RunningTotals, call_off
 from transforms.elements import JobSpec, RecordBatch, ShardInfo
 from transforms.generations import open_job_store
+from transforms.piece_log import PieceWriter
+from transforms.pieces import delete_piece_files
 from transforms.reasons import committed_info, named_reasons
 from transforms.shard_writer import ShardWriter
 from transforms.tries import unmark_try
@@ -66,21 +68,21 @@ class _WriteShardsFn(beam.DoFn):
         self._named = named_reasons(self._store, self._spec)
 
     def start_bundle(self) -> None:
-        self._writer: ShardWriter | None = None
+        self._writer: ShardWriter | PieceWriter | None = None
         self._shard = -1
         self._expected = 0
 
     def process(self, batch: RecordBatch) -> Iterator[ShardInfo]:
         self._check_sequence(batch)
         if batch.committed:
-            yield self._judge(committed_info(self._store, self._spec, batch.task, self._named))
+            yield self._committed(batch)
             return
         if batch.not_run:
             self._abandon_try(batch)
             yield ShardInfo(batch.task, 0, {}, not_run=True)
             return
         if self._writer is None:
-            self._writer = ShardWriter(self._store, self._spec, batch.task)
+            self._writer = self._open_writer(batch)
         try:
             self._writer.add(batch)
             if not batch.last:
@@ -90,6 +92,8 @@ class _WriteShardsFn(beam.DoFn):
             self._abandon()
             raise
         self._writer = None
+        if self._spec.num_pieces and batch.task.piece is None:
+            delete_piece_files(self._store, self._spec, batch.task.shard)
         yield self._judge(info)
 
     def finish_bundle(self) -> None:
@@ -116,6 +120,15 @@ class _WriteShardsFn(beam.DoFn):
             "regroups elements; keep ReadRecords, ApplySteps and WriteShards next to one another"
         )
 
+    def _open_writer(self, batch: RecordBatch) -> ShardWriter | PieceWriter:
+        kind = ShardWriter if batch.task.piece is None else PieceWriter
+        return kind(self._store, self._spec, batch.task)
+
+    def _committed(self, batch: RecordBatch) -> ShardInfo:
+        if batch.task.piece is not None:
+            return ShardInfo(batch.task, 0, {})  # Its records are counted with its shard.
+        return self._judge(committed_info(self._store, self._spec, batch.task, self._named))
+
     def _judge(self, info: ShardInfo) -> ShardInfo:
         """Calls the job off if the shards of this worker alone break the budget."""
         broken = self._totals.add_info(info)
@@ -126,7 +139,7 @@ class _WriteShardsFn(beam.DoFn):
     def _abandon_try(self, batch: RecordBatch) -> None:
         self._abandon()
         if batch.try_number:
-            unmark_try(self._store, self._spec, batch.task.shard, batch.try_number)
+            unmark_try(self._store, self._spec, batch.task.shard, batch.try_number, batch.task.piece)
 
     def _abandon(self) -> None:
         if self._writer is not None:

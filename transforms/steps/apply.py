@@ -49,7 +49,8 @@ class _ApplyStepsFn(beam.DoFn):
             self._sequence = 0
         started = time.perf_counter()
         for out in self._chain.apply(batch):
-            self._count(out)
+            if not out.applied:  # Those were counted when they were.
+                self._count(out)
             out.sequence = self._sequence
             self._sequence += 1
             self._millis.inc(int(1000 * (time.perf_counter() - started)))

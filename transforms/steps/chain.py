@@ -72,7 +72,7 @@ class StepChain:
             batch: The batch.
             journal: The journal of its shard, None where nothing is to be kept.
         """
-        if not self.steps or not batch.records:
+        if not self.steps or not batch.records or batch.applied:
             yield batch
             return
         yield from gather(batch, map(self.run, batch.records, self.places(batch, journal)))

@@ -58,6 +58,7 @@ class HttpStep:
 
     own_deadline = True
     own_retries = True
+    plan_records = 3  # A service may charge for what a plan asks of it; see `transforms.timing`.
 
     def __init__(
         self,

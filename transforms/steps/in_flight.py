@@ -80,7 +80,9 @@ class ConcurrentChain(StepChain):
         if batch.not_run:
             self._give_up()  # Nothing of the shard counts, so nobody waits for it.
         self._given_up = True
-        self._append(_Waiting(batch, self._pool.submit(batch.records, self.places(batch, journal))))
+        records = [] if batch.applied else batch.records
+        places = self.places(batch, journal) if records else ()
+        self._append(_Waiting(batch, self._pool.submit(records, places)))
         try:
             while self._batches and (batch.last or self._is_full()):
                 yield from self._finish(self._pop())

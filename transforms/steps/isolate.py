@@ -74,6 +74,9 @@ class IsolatedChain:
             StepError: The steps cannot be loaded in the process.
             JobInterrupted: The job is being stopped.
         """
+        if batch.applied:
+            yield batch
+            return
         yield from gather(batch, self._run_all(batch.records, _Notes(batch, journal)))
 
     def close(self) -> None:

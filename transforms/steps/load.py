@@ -17,6 +17,9 @@ from transforms.steps.options import OPTION_NAMES, StepOptions, split_options
 BUILT_IN = {"example.check": "transforms.steps.example:check", "http.post": "transforms.steps.http:Post"}
 """Steps of the library, by the name that `use` takes."""
 
+CHEAP = {"example.check"}
+"""Those of them that take so little that a job need not be planned by their time."""
+
 
 class StepError(ValueError):
     """A step of the config cannot be used; the message says which and why."""
