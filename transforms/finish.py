@@ -9,7 +9,7 @@ from typing import Any
 from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec, to_json
-from transforms.generations import FINISHED_NAME, base_of, confirm
+from transforms.generations import FINISHED_NAME, base_of, confirming
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
 from transforms.report import build_report, committed_shards, load_spec
@@ -38,9 +38,8 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     Raises:
         OutputError: It cannot be written, or another run has the lock of the output by now.
     """
-    report = _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
-    confirm(store)
-    return report
+    with confirming(store):
+        return _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
 
 
 def _finish_base(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
     delete_all(store, (file.name for ledger in committed for file in ledger.files()))
     delete_all(store, [name for prefix in (ATTEMPTS, TRIES) for name, _ in store.list(prefix)])
-    store.put(FINISHED_NAME, b"{}")
+    store.put(FINISHED_NAME, to_json({"plan_id": spec.plan_id}))
     return report
 
 
