@@ -14,7 +14,14 @@ from pipelines.config import JobConfig, load_config, parse_change, parse_step
 from pipelines.dataflow_service import is_running
 from pipelines.dry_run import show_dry_run
 from pipelines.errors import DONE, UsageError
-from pipelines.output import check_output, is_published, open_output, put_inputs_back
+from pipelines.output import (
+    check_holds_no_other,
+    check_output,
+    has_its_inputs,
+    is_published,
+    open_output,
+    put_inputs_back,
+)
 from pipelines.packages import check_modules
 from pipelines.plan_job import PlannedJob, plan_job
 from pipelines.plan_pieces import plan_pieces
@@ -26,6 +33,7 @@ from pipelines.step_types import find_mismatches
 from pipelines.supervisor import JobProcess
 from transforms.billing import pay_by
 from transforms.finish import delete_leftovers
+from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.scratch import scratch_folder
 from transforms.state import read_config, read_report
@@ -76,28 +84,41 @@ def run(args: argparse.Namespace, unknown: list[str], process: JobProcess | None
         if is_published(store, job.spec):
             report = read_report(store)
             _tidy_up(store)
-            _put_state_back(store, job, config)
+            _put_state_back(store, job, config, how.lock)
             print(f"{store.root} is complete: nothing left to do")
             return conclude(store, report)
         if config.write.check_space and not outlives(flags):
             job.header["notes"] += filter(None, [check_space(store, job)])
-        return run_locked("convert", store, how.lock, lambda held: how.job(held, config, job), job.spec)
+
+        def run_held(held: Store) -> int:
+            check_holds_no_other(
+                held, job, overwrite=args.overwrite
+            )  # Somebody may have come before the lock was ours.
+            return how.job(held, config, job)
+
+        return run_locked("convert", store, how.lock, run_held, job.spec)
 
 
-def _put_state_back(store: Store, job: PlannedJob, config: JobConfig) -> None:
+def _put_state_back(store: Store, job: PlannedJob, config: JobConfig, lock: JobLock) -> None:
     """Writes anew what a published job keeps and somebody has damaged since."""
-    if not read_config(store):
-        put_config(store, config)
-    put_inputs_back(store, job)
+    if read_config(store) and has_its_inputs(store, job):
+        return
+    with contextlib.suppress(LockedError), lock:  # Whoever runs writes them itself.
+        held = fence(store, lock.token)
+        if not read_config(held):
+            put_config(held, config)
+        put_inputs_back(held, job)
 
 
 def _tidy_up(store: Store) -> None:
     """Takes away what a command left that was killed when all but this was done."""
     if read_lock(store) is None and next(iter(store.list(TRIES)), None) is None:
         return
-    with contextlib.suppress(LockedError, OutputError, OSError), JobLock(store):  # Whoever still runs tidies up itself.
-        store.clean()
-        delete_leftovers(store)
+    lock = JobLock(store)
+    with contextlib.suppress(LockedError, OutputError, OSError), lock:  # Whoever still runs tidies up itself.
+        held = fence(store, lock.token)
+        held.clean()
+        delete_leftovers(held)
 
 
 def config_of(args: argparse.Namespace) -> JobConfig:

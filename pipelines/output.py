@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,14 +17,14 @@ from transforms.billing import billing_project, pay_by
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import ON_THE_WAY, REPLACED_NAME, delete_all, read_replaced
-from transforms.generations import REPLAYED, STATE, confirm, generation_names, renew, see_as
+from transforms.generations import REPLAYED, STATE, confirming, generation_names, renew, see_as
 from transforms.journal import stray_journals
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
-from transforms.names import list_shard_files
+from transforms.names import list_letter_files, list_shard_files
 from transforms.new_inputs import TOUCHED_NAME
 from transforms.pieces import PieceEntry, list_entries
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
-from transforms.report import VERIFIED_NAME, changed_keys
+from transforms.report import VERIFIED_NAME, changed_keys, load_spec
 from transforms.shard_progress import PROGRESS
 from transforms.state import (
     MANIFEST_NAME,
@@ -72,12 +73,21 @@ def open_job(root: str) -> Iterator[Store]:
 
 
 def check_output(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
+    """Refuses a directory that cannot be written, or holds the output of another job that may not be replaced.
+
+    Raises:
+        UsageError: The message says what differs and what can be done.
+    """
+    _check_writable(store)
+    check_holds_no_other(store, job, overwrite=overwrite)
+
+
+def check_holds_no_other(store: Store, job: PlannedJob, *, overwrite: bool) -> None:
     """Refuses a directory that holds the output of another job, unless it may be replaced.
 
     Raises:
-        UsageError: It does; the message says what differs and what can be done. Or it cannot be written.
+        UsageError: It does; the message says what differs and what can be done.
     """
-    _check_writable(store)
     if overwrite:
         return
     header = _planned_header(store)
@@ -119,6 +129,7 @@ def _foreign_file(store: Store, spec: JobSpec) -> str | None:
     return next((name for name, _ in list_shard_files(store, spec)), None)
 
 
+_OF_GENERATION = re.compile(rf"{STATE}g\d+/")
 _CUTTING = ("inputs", "write.shards", "limit")
 """What decides how the input is cut: committed shards cannot be kept when it changes."""
 
@@ -189,13 +200,24 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     Raises:
         OutputError: It cannot be written, or another run has the lock by now.
     """
-    store.clean()
+    with confirming(store):
+        store.clean()
+        _put_plan(store, job)
+        store.delete(ABORT_NAME)
+        _delete_stray_attempts(store, job.spec)
+        delete_all(store, [*stray_journals(store, job.spec), *(name for name, _ in store.list(PROGRESS))])
+
+
+def _put_plan(store: Store, job: PlannedJob) -> None:
     header = _planned_header(store)
     if header is not None and header["plan_id"] in job.spec.earlier_plans:
         store.put_file(job.plan_path, PLAN_NAME)
         _put_state(store, job)
         put_inputs_back(store, job)
-    elif header is None or header["plan_id"] != job.spec.plan_id:
+    elif header is not None and header["plan_id"] == job.spec.plan_id and renew(store, PLAN_NAME):
+        _put_state(store, job)
+        put_inputs_back(store, job)
+    else:
         if job.spec.generation:
             forget_generation(store)
         else:
@@ -203,21 +225,20 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
         _put_state(store, job)
         store.put_file(job.inputs_path, INPUTS_NAME)
         store.put_file(job.plan_path, PLAN_NAME)
-    else:
-        renew(store, PLAN_NAME)
-        _put_state(store, job)
-        put_inputs_back(store, job)
-    store.delete(ABORT_NAME)
-    _delete_stray_attempts(store, job.spec)
-    delete_all(store, [*stray_journals(store, job.spec), *(name for name, _ in store.list(PROGRESS))])
-    confirm(store)
+
+
+def has_its_inputs(store: Store, job: PlannedJob) -> bool:
+    """Whether the list of inputs that stands there is the one that the job was planned with."""
+    try:
+        check_inputs(store, job.header)
+    except StateError:
+        return False
+    return True
 
 
 def put_inputs_back(store: Store, job: PlannedJob) -> None:
     """Writes the list of inputs anew where it is damaged; the job has just listed the same ones."""
-    try:
-        check_inputs(store, job.header)
-    except StateError:
+    if not has_its_inputs(store, job):
         store.put_file(job.inputs_path, INPUTS_NAME)
 
 
@@ -240,6 +261,16 @@ def _noted_names(store: Store) -> set[str]:
     return {name for note, _ in found for name in json.loads(note).values()}
 
 
+def _given_names(store: Store) -> Iterator[str]:
+    """Yields the final names that files of a job have, noted or not: it may have been stopped in between."""
+    try:
+        spec, _ = load_spec(store)
+    except (FileNotFoundError, StateError):
+        return  # A plan that nobody can read; what was published the notes name.
+    yield from (name for name, _ in list_shard_files(store, spec))
+    yield from list_letter_files(store, spec)
+
+
 def _set_old_state_aside(store: Store) -> None:
     """Forgets another job's state. Its files stay, noted for deletion, until the new set is whole."""
     names = set(read_replaced(store))
@@ -247,7 +278,7 @@ def _set_old_state_aside(store: Store) -> None:
         names.update(shard["name"] for shard in (read_manifest(store) or {"shards": []})["shards"])
     generations = list(generation_names(store))
     for seen in (store, *(see_as(store, generation) for generation in generations)):
-        names.update(_noted_names(seen))
+        names.update(_noted_names(seen), _given_names(seen))
     names.update(name for name, _ in store.list(REPLAYED))
     if names:
         store.put(REPLACED_NAME, json.dumps(sorted(names)).encode())
@@ -255,6 +286,7 @@ def _set_old_state_aside(store: Store) -> None:
         store.delete(name)
     for generation in reversed(generations):
         delete_all(store, [name for name, _ in store.list(f"{STATE}{generation}/")])
+    delete_all(store, [name for name, _ in store.list(f"{STATE}g") if _OF_GENERATION.match(name)])  # Without a plan.
     for prefix in (LEDGERS, PUBLISHED, *ON_THE_WAY):
         delete_all(store, [name for name, _ in store.list(prefix)])
 

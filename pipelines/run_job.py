@@ -24,8 +24,8 @@ from pipelines.report import print_report
 from pipelines.supervisor import JobProcess, run_supervised
 from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
-from transforms.generations import fence
-from transforms.job_lock import JobLock, LockedError
+from transforms.generations import confirming, fence
+from transforms.job_lock import JobLock, LockedError, LostLockError
 from transforms.machine import describe_memory
 from transforms.report import build_report
 from transforms.scratch import delete_left_over
@@ -52,7 +52,11 @@ def run_locked(
     delete_left_over()
     try:
         with lock, log_to_job(store):
-            return body(fence(store, lock.token))
+            held = fence(store, lock.token)
+            with confirming(held):
+                status = body(held)
+                lock.check()  # A run that has lost its lock has no success to tell of.
+            return status
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)
     return FAILED
@@ -131,7 +135,7 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
                 return DONE
         run.lock.check()  # Else what stands there now may be another run's.
     except (OutputError, KeyboardInterrupt) as error:
-        run.lock.check()  # Else that is why it ended, and nothing is ours to change.
+        _check_lock(run.lock)  # If it is lost that is why, and nothing is ours to change.
         # For the file: on the terminal the command's last line says the same.
         _LOGGER.error("the job ended early: %s", local_runner.find_cause(error), extra=FILE_ONLY)
         if not remote_job.outlives(engine.flags):  # There, what is left tells which shards may have killed a worker.
@@ -143,6 +147,16 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     counts = (report["records_written"], report["records_dropped"], say_letters(report))
     _LOGGER.info("%s: %d records written, %d dropped, %s", report["status"], *counts)
     return conclude(store, report, spec.generation)
+
+
+def _check_lock(lock: JobLock) -> None:
+    """Checks that the lock is not known to be lost; what cannot be read may be what ended the job."""
+    try:
+        lock.check()
+    except LostLockError:
+        raise
+    except (OutputError, OSError):
+        return
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,6 +94,18 @@ class WorstStore:
         for stored in self._objects.values():
             stored.listed_at = 0
 
+    def forget(self, name: str) -> bool:
+        """Loses a name, as if somebody had deleted it; returns whether it was there."""
+        return self._objects.pop(name, None) is not None
+
+    def copy_of_all(self) -> WorstStore:
+        """Returns another store that holds the same."""
+        other = WorstStore(list_delay=self._list_delay)
+        for name, data in self.tree().items():
+            other._store(name, data)
+        other.settle()
+        return other
+
     def tree(self) -> dict[str, bytes]:
         """Returns everything that is stored."""
         return {name: self._objects[name].data for name in sorted(self._objects)}
@@ -168,9 +180,11 @@ class WorstStore:
             return True
 
     @contextlib.contextmanager
-    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
-        """No object waits for another."""
-        yield False
+    def hold(self) -> Iterator[None]:
+        yield
+
+    def guarded(self, check: Callable[[], object]) -> None:
+        """Cannot: no object waits for another."""
 
     def spool(self, name: str) -> _WorstSpool:
         with self._call("spool", name, pauses=False):  # Nothing that others could see happens here.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from transforms.spool import UploadSpool, delete_left_over, spooled
@@ -172,9 +172,12 @@ class BeamStore:
         return True
 
     @contextlib.contextmanager
-    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+    def hold(self) -> Iterator[None]:
+        """Nothing is under way that could be waited for."""
+        yield
+
+    def guarded(self, check: Callable[[], object]) -> None:
         """Cannot: Beam's file systems have no locks."""
-        yield False
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""

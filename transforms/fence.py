@@ -3,12 +3,13 @@
 A run may lose its lock without noticing: its process was suspended, its machine asleep or moved, its clock wrong. When
 it goes on, another run may have replaced the output. So each change (put, copy, delete) of a run is fenced:
 
-- On a file system with locks (`Store.hold`) the change is made while the lock cannot change hands, right after it was
-  read. Nothing can come between. A process that is suspended in the middle of a change keeps others from taking over.
+- On a file system (`Store.guarded`) the change, one call to it, is made while the lock cannot change hands, right after
+  it was read. Nothing can come between, and who is suspended just there keeps others from taking over. Where folders
+  cannot be locked, or only within one machine, the moment between the two is what is left.
 - Elsewhere, as in Cloud Storage, the order is: look at the version of what is to be changed, read the lock, change
   exactly that version. What another run has made meanwhile has another version and stays. What it has *not* touched is
   changed: at most one name for each request that was under way. A name that was created so is deleted again (again only
-  that version) as soon as the lock is read next, which `confirm` does at the end of every part of the work. What was
+  that version) as soon as the lock is read next, which `confirming` does at the end of every part of the work. What was
   deleted so, a new owner had deleted or was going to delete as well, since all that it builds on it has made itself or
   made anew (`renew`): the plan when it goes on by it, the published names, and everything that comes later.
 - Other file systems of Beam's have no conditional change: there somebody may come between look and change. A stray
@@ -32,7 +33,7 @@ from transforms.plan_file import read_header
 from transforms.store import OutputError, Spool, Store, Version
 
 _OWN_NAMES = re.compile(r"_gristmill/(g\d+/)?(attempts|tries)/")
-_LEDGER_NAMES = re.compile(r"(_gristmill/(?:g\d+/)?)shards/")
+_NAMES_OF_PLAN = re.compile(r"(_gristmill/(?:g\d+/)?)(shards/|finished\.json)")
 _MAX_RACES = 5
 """Changes of one name by workers of the same run at the same time are rare, and each makes one of them look again."""
 
@@ -50,6 +51,7 @@ class FencedStore:
         self.root = base.root
         self.requests_at_once = base.requests_at_once
         self._looks = _Looks(lambda: check_lock(base, token))
+        self._guarded = base.guarded(self._looks.look)
         self._created: list[tuple[str, Version]] = []
         self._lock = threading.Lock()
 
@@ -61,41 +63,39 @@ class FencedStore:
         Raises:
             LostLockError: The run has lost its lock; nothing was changed, here and in all that follows.
         """
-        with self.base.hold() as excludes:
-            self.check()
-            if excludes:
-                return self.base.put_if_absent(name, data)
+        if self._guarded is not None:
+            return self._guarded.put_if_absent(name, data)
+        self.check()
         return self._note(name, None, self.base.put_if_version(name, data, None))
 
     def put(self, name: str, data: bytes) -> None:
         """See `Store`."""
-        self._change(name, lambda: self.base.put(name, data), lambda seen: self.base.put_if_version(name, data, seen))
+        if self._guarded is not None:
+            return self._guarded.put(name, data)
+        return self._change(name, lambda seen: self.base.put_if_version(name, data, seen))
 
     def put_file(self, path: str, name: str) -> None:
         """See `Store`."""
-        self._change(
-            name, lambda: self.base.put_file(path, name), lambda seen: self.base.put_file_if_version(path, name, seen)
-        )
+        if self._guarded is not None:
+            return self._guarded.put_file(path, name)
+        return self._change(name, lambda seen: self.base.put_file_if_version(path, name, seen))
 
     def copy(self, source: str, target: str) -> None:
         """See `Store`."""
-        if source != target:
-            self._change(
-                target,
-                lambda: self.base.copy(source, target),
-                lambda seen: self.base.copy_if_version(source, target, seen),
-            )
+        if self._guarded is not None:
+            self._guarded.copy(source, target)
+        elif source != target:
+            self._change(target, lambda seen: self.base.copy_if_version(source, target, seen))
 
     def renew(self, name: str) -> None:
         """Gives a name that exists a new version where that keeps others, which saw the old one, from changing it."""
-        self._change(name, lambda: None, lambda seen: self.base.copy_if_version(name, name, seen))
+        if self._guarded is None:
+            self._change(name, lambda seen: self.base.copy_if_version(name, name, seen))
 
     def delete(self, name: str, version: Version | None = None) -> bool:
         """See `Store`."""
-        with self.base.hold() as excludes:
-            if excludes:
-                self.check()
-                return self.base.delete(name, version)
+        if self._guarded is not None:
+            return self._guarded.delete(name, version)
         if _OWN_NAMES.match(name):
             self.check()
             return self.base.delete(name, version)
@@ -115,41 +115,32 @@ class FencedStore:
 
     def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
         """See `Store`."""
-        with self.base.hold():
-            self.check()
-            return self.base.put_if_version(name, data, version)
+        self.check()
+        return self.base.put_if_version(name, data, version)
 
     def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
         """See `Store`."""
-        with self.base.hold():
-            self.check()
-            return self.base.put_file_if_version(path, name, version)
+        self.check()
+        return self.base.put_file_if_version(path, name, version)
 
     def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
         """See `Store`."""
-        with self.base.hold():
-            self.check()
-            return self.base.copy_if_version(source, target, version)
+        self.check()
+        return self.base.copy_if_version(source, target, version)
 
     def clean(self) -> None:
         """See `Store`."""
-        with self.base.hold():
-            self.check()
-            self.base.clean()
+        if self._guarded is not None:
+            return self._guarded.clean()
+        self.check()
+        return self.base.clean()
 
-    def _change(
-        self, name: str, change: Callable[[], None], change_seen: Callable[[Version | None], Version | None]
-    ) -> None:
-        """Makes a change while the lock is held still, or else looks, reads the lock, and changes what was seen."""
-        with self.base.hold() as excludes:
-            if excludes:
-                self.check()
-                change()
-                return
+    def _change(self, name: str, change: Callable[[Version | None], Version | None]) -> None:
+        """Looks, reads the lock, and changes what was seen; again when a worker of the same run was quicker."""
         first = seen = self.base.version(name)
-        for _ in range(_MAX_RACES):  # A worker of the same run may be quicker.
+        for _ in range(_MAX_RACES):
             self.check()
-            if self._note(name, first, change_seen(seen)):
+            if self._note(name, first, change(seen)):
                 return
             seen = self.base.version(name)
         self.check()
@@ -181,14 +172,30 @@ class FencedStore:
                 self._created += created
             raise
 
-    def confirm(self) -> None:
-        """Checks the lock if anything was created since the last look.
+    @contextlib.contextmanager
+    def confirming(self) -> Iterator[None]:
+        """Checks the lock at the end if anything was created since the last look, and whenever something went wrong.
 
         Raises:
             LostLockError: See `check`.
         """
+        try:
+            yield
+        except LostLockError:
+            raise
+        except Exception:
+            self._check_if_reachable()  # What another run has changed may be all that is wrong.
+            raise
         if self._created:
             self.check()
+
+    def _check_if_reachable(self) -> None:
+        try:
+            self.check()
+        except LostLockError:
+            raise
+        except (OutputError, OSError):
+            return
 
     def _take_back(self, created: list[tuple[str, Version]]) -> None:
         for name, version in created:
@@ -197,8 +204,8 @@ class FencedStore:
                     self.base.delete(name, version)
 
     def _counts(self, name: str) -> bool:
-        """Whether a name is the ledger of a shard which whoever goes on by the same plan takes as its own."""
-        found = _LEDGER_NAMES.match(name)
+        """Whether whoever goes on by the same plan takes a name as its own: the ledger of a shard, the end of a job."""
+        found = _NAMES_OF_PLAN.match(name)
         entry = self.base.get(name) if found else None
         if found is None or entry is None:
             return False
@@ -233,9 +240,13 @@ class FencedStore:
         """See `Store`."""
         return self.base.list(prefix)
 
-    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
+    def hold(self) -> contextlib.AbstractContextManager[None]:
         """See `Store`."""
-        return self.base.hold(exclusive=exclusive)
+        return self.base.hold()
+
+    def guarded(self, check: Callable[[], object]) -> Store | None:
+        """See `Store`; this one is guarded already."""
+        return self.base.guarded(check)
 
     def spool(self, name: str) -> Spool:
         """See `Store`; only attempts spool, under names of their own."""

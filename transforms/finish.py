@@ -9,7 +9,7 @@ from typing import Any
 from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec, to_json
-from transforms.generations import FINISHED_NAME, base_of, confirm
+from transforms.generations import FINISHED_NAME, base_of, confirming
 from transforms.journal import JOURNALS
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
@@ -44,9 +44,8 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     Raises:
         OutputError: It cannot be written, or another run has the lock of the output by now.
     """
-    report = _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
-    confirm(store)
-    return report
+    with confirming(store):
+        return _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
 
 
 def _finish_base(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def _finish_generation(store: Store, spec: JobSpec, verdict: Verdict) -> dict[st
     committed = (ledger for _, ledger in committed_shards(store, spec))  # Not from a listing alone, which may be late.
     delete_all(store, (file.name for ledger in committed for file in ledger.files()))
     delete_all(store, [name for prefix in ON_THE_WAY for name, _ in store.list(prefix)])
-    store.put(FINISHED_NAME, b"{}")
+    store.put(FINISHED_NAME, to_json({"plan_id": spec.plan_id}))
     return report
 
 

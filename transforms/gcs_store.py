@@ -164,9 +164,12 @@ class GcsStore:
         return True
 
     @contextlib.contextmanager
-    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
+    def hold(self) -> Iterator[None]:
+        """Nothing is under way that could be waited for."""
+        yield
+
+    def guarded(self, check: Callable[[], object]) -> None:
         """Cannot: no object waits for another."""
-        yield False
 
     def spool(self, name: str) -> Spool:
         """Writes to a local file, which sealing uploads."""

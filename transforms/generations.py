@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from transforms.billing import pay_by
@@ -102,9 +102,14 @@ class GenerationStore:
         """See `Store`."""
         return self.base.delete(self._name(name), version)
 
-    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
+    def hold(self) -> contextlib.AbstractContextManager[None]:
         """See `Store`."""
-        return self.base.hold(exclusive=exclusive)
+        return self.base.hold()
+
+    def guarded(self, check: Callable[[], object]) -> Store | None:
+        """See `Store`."""
+        guarded = self.base.guarded(check)
+        return None if guarded is None else GenerationStore(guarded, self.generation)
 
     def spool(self, name: str) -> Spool:
         """See `Store`."""
@@ -143,22 +148,31 @@ def _rebase(store: Store, base: Store) -> Store:
     return GenerationStore(base, store.generation) if isinstance(store, GenerationStore) else base
 
 
-def confirm(store: Store) -> None:
+@contextlib.contextmanager
+def confirming(store: Store) -> Iterator[None]:
     """Ends a part of a run's work: what it created was created while it held the lock, or else is gone.
 
     Raises:
-        LostLockError: It holds the lock no longer.
+        LostLockError: It holds the lock no longer, whatever else went wrong.
     """
     base = base_of(store)
-    if isinstance(base, FencedStore):
-        base.confirm()
+    with base.confirming() if isinstance(base, FencedStore) else contextlib.nullcontext():
+        yield
 
 
-def renew(store: Store, name: str) -> None:
-    """Makes a file that a run builds on its own: a run that saw it before and has lost the lock cannot delete it."""
+def renew(store: Store, name: str) -> bool:
+    """Makes a file that a run builds on its own: a run that has lost the lock can no longer delete what it saw before.
+
+    Returns:
+        Whether it is still there.
+    """
     base = base_of(store)
-    if isinstance(base, FencedStore):
-        base.renew(base_name(store, name))
+    try:
+        if isinstance(base, FencedStore):
+            base.renew(base_name(store, name))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def see_as(store: Store, generation: str) -> Store:

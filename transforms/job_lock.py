@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from transforms.store import OutputError, Store, Version
+from transforms.store import BusyError, OutputError, Store, Version
 
 LOCK_NAME = "_gristmill/lock.json"
 _LOGGER = logging.getLogger("gristmill")
@@ -84,15 +84,19 @@ class JobLock:
             holder, version = found
             if self._lives(holder):
                 raise LockedError(f"{self._store.root} is being written by {describe(holder)}")
-            if self._take(version):
-                break
+            try:
+                if self._take(version):
+                    break
+            except BusyError as error:
+                why = "which stands still in the middle of a change: let it go on, or end it"
+                raise LockedError(f"{self._store.root} is being written by {describe(holder)}, {why}") from error
         self._thread = threading.Thread(target=self._beat, name="gristmill-lock", daemon=True)
         self._thread.start()
         return self
 
     def _take(self, version: Version | None = None) -> bool:
         """Takes a lock that nobody holds, or exactly the one that was found; no act of its holder is under way then."""
-        with self._store.hold(exclusive=True):
+        with self._store.hold():
             return self._store.put_if_version(LOCK_NAME, self._entry(), version) is not None
 
     def __exit__(
@@ -123,12 +127,13 @@ class JobLock:
                     return
 
     def check(self) -> None:
-        """Checks that the lock is still this holder's.
+        """Checks that the lock is still this holder's; one that was handed over is for the job to check.
 
         Raises:
             LostLockError: It is not.
         """
-        check_lock(self._store, self.token)
+        if self._job is None:
+            check_lock(self._store, self.token)
 
     def _lives(self, holder: dict[str, Any]) -> bool:
         if holder.get("job"):

@@ -100,3 +100,10 @@ def dead_letter_names(spec: JobSpec, shard: int) -> tuple[str, str]:
     """Returns the final names of a planned shard's dead-letter lines and payloads."""
     base = f"{spec.dead_letter_path}/{spec.name}-{spec.split}-{spec.shard_key(shard)}"
     return f"{base}.jsonl", f"{base}.payloads"
+
+
+def list_letter_files(store: Store, spec: JobSpec) -> Iterator[str]:
+    """Yields the name of every file that has the final name of a dead-letter file of this job, of whatever shard."""
+    start = f"{spec.dead_letter_path}/{spec.name}-{spec.split}-"
+    pattern = re.compile(re.escape(start) + r"\d{5,}\.(jsonl|payloads)")
+    return (name for name, _ in store.list(start) if pattern.fullmatch(name))

@@ -7,7 +7,7 @@ Every act may be repeated after a crash: an old pair that is there already is ne
 from __future__ import annotations
 
 from transforms.elements import JobSpec
-from transforms.generations import find_letters, moved_name
+from transforms.generations import find_letters, moved_name, renew
 from transforms.letters import letters_file
 from transforms.names import dead_letter_names
 from transforms.store import OutputError, Store
@@ -35,7 +35,7 @@ def set_aside(store: Store, spec: JobSpec, shard: int) -> None:
     file = letters_file(store, shard)
     for final, size in ((file.lines, file.lines_size), (file.payloads, file.payloads_size)):
         moved = moved_name(spec.generation, final)
-        if size is None or store.size(moved) == size:
+        if size is None or (store.size(moved) == size and renew(store, moved)):
             continue
         if store.size(final) != size:
             raise OutputError(f"{final} is not the file that was replayed; run the same command again")

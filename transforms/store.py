@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol
 
-from transforms.folder_lock import folder_lock
+from transforms.folder_lock import FolderBusyError, folder_lock
 
 Version = object
 """What identifies one content under a name: an inode locally, a generation in an object store."""
@@ -23,6 +23,10 @@ Version = object
 
 class OutputError(RuntimeError):
     """The output cannot be written: disk full, no permission, quota. Ends the job; the same command resumes."""
+
+
+class BusyError(OutputError):
+    """A change of the output has been under way for too long: who makes it must be suspended."""
 
 
 class Spool(Protocol):
@@ -101,17 +105,21 @@ class Store(Protocol):
     def delete(self, name: str, version: Version | None = None) -> bool:
         """Deletes `name`, only if it still has that version when one is given; returns whether it did."""
 
-    def hold(self, *, exclusive: bool = False) -> contextlib.AbstractContextManager[bool]:
-        """Keeps the lock of a job from changing hands for a moment, where a store can do that.
-
-        Whoever takes the lock of a job holds it exclusively meanwhile; whoever acts as the lock's holder looks at the
-        lock and acts while it holds it beside others.
-
-        Returns:
-            Whether it can. Where not, an act is bound to the versions that were seen while the lock was held.
+    def hold(self) -> contextlib.AbstractContextManager[None]:
+        """Sees to it that no change of a guarded store is under way, where there are such.
 
         Raises:
-            OutputError: Others held it for too long.
+            BusyError: One was for too long.
+        """
+
+    def guarded(self, check: Callable[[], object]) -> Store | None:
+        """Returns the same store, whose changes happen right after a check, and never while somebody holds the store.
+
+        Args:
+            check: Raises an error where a change must not happen; it is asked before each.
+
+        Returns:
+            None where the store cannot do that. Then a change can only be bound to the version that was seen.
         """
 
     def spool(self, name: str) -> Spool:
@@ -125,18 +133,25 @@ class Store(Protocol):
 
 
 class LocalStore:
-    """A folder of this machine, or one that is mounted on it."""
+    """A folder of this machine, or one that is mounted on it.
 
-    def __init__(self, root: str) -> None:
+    Args:
+        root: Its path.
+        check: See `Store.guarded`; whatever takes time is done before and afterwards.
+    """
+
+    def __init__(self, root: str, check: Callable[[], object] | None = None) -> None:
         self.root = os.path.abspath(root)
         self.requests_at_once = 1
+        self._check = check
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Links a finished temporary file to the name: the file system lets one caller win."""
         path = self._path(name)
         temporary = self._write_temporary(path, data)
         try:
-            os.link(temporary, path)
+            with self._guard():
+                os.link(temporary, path)
         except FileExistsError:
             return False
         except OSError as error:
@@ -152,7 +167,8 @@ class LocalStore:
         """For file systems without hard links. A crash may leave half an entry, which counts as none."""
         with folder_lock(os.path.dirname(path)):  # Nobody may take the entry for a broken one while it is written.
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                with self._guard():
+                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 return False
             try:
@@ -171,10 +187,12 @@ class LocalStore:
         path = self._path(name)
         temporary = self._write_temporary(path, data)
         try:
-            os.replace(temporary, path)
+            with self._guard():
+                os.rename(temporary, path)
         except OSError as error:
-            os.unlink(temporary)
             raise _output_error(error, path) from error
+        finally:
+            _unlink_if_there(temporary)
         _sync_folder(os.path.dirname(path))
 
     def put_file(self, path: str, name: str) -> None:
@@ -185,12 +203,13 @@ class LocalStore:
             _make_folder(os.path.dirname(target))
             shutil.copyfile(path, temporary)
             _sync_file(temporary)
-            os.replace(temporary, target)
+            with self._guard():
+                os.rename(temporary, target)
             _sync_folder(os.path.dirname(target))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             raise _output_error(error, target) from error
+        finally:
+            _unlink_if_there(temporary)
 
     def put_if_version(self, name: str, data: bytes, version: Version | None) -> Version | None:
         """Writes a temporary file and renames it, which excludes other changes of a version; links it for None."""
@@ -200,20 +219,19 @@ class LocalStore:
         temporary = self._write_temporary(path, data)
         try:
             new = _version(os.stat(temporary))
-            with folder_lock(os.path.dirname(path)):
+            with self._guard(), folder_lock(os.path.dirname(path)):
                 if self.version(name) != version:
                     return None
                 os.rename(temporary, path)
         except OSError as error:
             raise _output_error(error, path) from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            _unlink_if_there(temporary)
         _sync_folder(os.path.dirname(path))
         return new
 
     def put_file_if_version(self, path: str, name: str, version: Version | None) -> Version | None:
-        """Looks, then copies: exact only while the job's lock is held still, see `hold`."""
+        """Looks, then copies, as far as a file system can; whoever needs more takes a guarded store."""
         if self.version(name) != version:
             return None
         self.put_file(path, name)
@@ -282,7 +300,8 @@ class LocalStore:
             except OSError:
                 shutil.copyfile(self._path(source), temporary)
                 _sync_file(temporary)
-            os.rename(temporary, path)
+            with self._guard():
+                os.rename(temporary, path)
             _sync_folder(os.path.dirname(path))
         except FileNotFoundError:
             raise
@@ -290,11 +309,10 @@ class LocalStore:
             raise _output_error(error, path) from error
         finally:
             # Renaming one link over another of the same file does nothing, and leaves both names.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            _unlink_if_there(temporary)
 
     def copy_if_version(self, source: str, target: str, version: Version | None) -> Version | None:
-        """Looks, then links: exact only while the job's lock is held still, see `hold`."""
+        """Looks, then links, as far as a file system can; whoever needs more takes a guarded store."""
         if self.version(target) != version:
             return None
         self.copy(source, target)
@@ -305,7 +323,8 @@ class LocalStore:
         path = self._path(name)
         try:
             if version is None:
-                os.unlink(path)
+                with self._guard():
+                    os.unlink(path)
             elif not self._delete_version(path, version):
                 return False
         except (FileNotFoundError, NotADirectoryError):
@@ -318,23 +337,37 @@ class LocalStore:
 
     def _delete_version(self, path: str, version: Version) -> bool:
         # Changes of a version exclude each other, and nothing can be created under the name while it exists.
-        with folder_lock(os.path.dirname(path)):
+        with self._guard(), folder_lock(os.path.dirname(path)):
             if _version(os.stat(path)) != version:
                 return False
             os.unlink(path)
             return True
 
     @contextlib.contextmanager
-    def hold(self, *, exclusive: bool = False) -> Iterator[bool]:
-        """Locks the folder, in which nothing else locks: names that are created once or by version lie deeper."""
+    def hold(self) -> Iterator[None]:
+        """Locks the folder, in which nothing else is locked: names that are created once or by version lie deeper."""
         with contextlib.ExitStack() as stack:
             try:
-                if exclusive:
-                    _make_folder(self.root)
-                excludes = stack.enter_context(folder_lock(self.root, shared=not exclusive))
+                _make_folder(self.root)
+                stack.enter_context(folder_lock(self.root))
+            except FolderBusyError as error:
+                raise BusyError(f"cannot write {self.root}: {error.strerror}") from error
             except OSError as error:
                 raise _output_error(error, self.root) from error
-            yield excludes
+            yield
+
+    def guarded(self, check: Callable[[], object]) -> LocalStore:
+        """Locks the folder beside others for the moment of each change, where it can be locked."""
+        return LocalStore(self.root, check)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        if self._check is None:
+            yield
+            return
+        with folder_lock(self.root, shared=True):
+            self._check()
+            yield
 
     def spool(self, name: str) -> Spool:
         """Writes in place: a name that no ledger speaks of is invisible enough."""
@@ -354,8 +387,8 @@ class LocalStore:
         """Deletes temporary files of writers that were killed: they lie in the root and at most three folders below."""
         for pattern in ("", "*/", "*/*/", "*/*/*/"):
             for path in glob.iglob(f"{glob.escape(self.root)}/{pattern}{_TEMPORARY_PREFIX}*"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                with self._guard():
+                    _unlink_if_there(path)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name) if name else self.root
@@ -393,6 +426,11 @@ _FOLDER_ATTEMPTS = 10
 
 def _temporary_name(path: str) -> str:
     return os.path.join(os.path.dirname(path), f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+
+
+def _unlink_if_there(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _version(info: os.stat_result) -> Version:

@@ -1,7 +1,10 @@
-"""Put on PYTHONPATH by tests: stops a process for ever at a named moment of a job, so that it can be killed there.
+"""Put on PYTHONPATH by tests: stops a process at a named moment of a job, so that it can be killed there.
 
 GRISTMILL_TEST_STOP is "MOMENT TEXT FILE": at the first store call of that moment whose name holds TEXT, FILE is created
-and the process sleeps.
+and the process sleeps until somebody deletes it.
+
+GRISTMILL_TEST_HOST is the name that the process takes for its host's, and GRISTMILL_TEST_BEAT the seconds between two
+heartbeats of locks, by which it also judges whether others are stale.
 
 GRISTMILL_TEST_CRASH is a text: the process aborts when its reader meets a record that holds it, as if native code
 crashed.
@@ -14,8 +17,8 @@ import time
 def _stop(file: str) -> None:
     with open(file, "w", encoding="utf-8"):
         pass
-    while True:
-        time.sleep(60)
+    while os.path.exists(file):
+        time.sleep(0.05)
 
 
 def _install(moment: str, text: str, file: str) -> None:
@@ -36,6 +39,27 @@ def _install(moment: str, text: str, file: str) -> None:
 
 if os.environ.get("GRISTMILL_TEST_STOP"):
     _install(*os.environ["GRISTMILL_TEST_STOP"].split())
+
+
+def _name_host(name: str) -> None:
+    import socket
+
+    socket.gethostname = lambda: name
+
+
+if os.environ.get("GRISTMILL_TEST_HOST"):
+    _name_host(os.environ["GRISTMILL_TEST_HOST"])
+
+
+def _beat(secs: float) -> None:
+    from transforms import job_lock
+
+    job_lock._STALE_SECS = 8 * secs
+    job_lock.JobLock.__init__.__defaults__ = (secs, *job_lock.JobLock.__init__.__defaults__[1:])
+
+
+if os.environ.get("GRISTMILL_TEST_BEAT"):
+    _beat(float(os.environ["GRISTMILL_TEST_BEAT"]))
 
 
 def _crash_on(poison: bytes) -> None:
