@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 import pipelines
 from pipelines.beam_options import flag_value
 from pipelines.errors import UsageError
+from transforms.steps.load import OTHER_NAME, what_hides
 
 _OURS = ("pipelines", "transforms")
 _EXTRAS = {"transforms.steps.http": "http", "tensorflow": "tensorflow"}
@@ -118,6 +119,9 @@ def check_modules(py_modules: Iterable[str]) -> None:
             found = None
         if found is None:
             raise UsageError(f"py_modules: there is no module {name!r} in {os.getcwd()}, nor among what is installed")
+        hidden = what_hides(name, (os.getcwd(),))
+        if hidden is not None:
+            raise UsageError(f"py_modules: {name}: {hidden}; {OTHER_NAME}")
 
 
 def _import_named(name: str, folder: str) -> None:

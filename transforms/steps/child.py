@@ -8,6 +8,7 @@ that neither Beam nor anything else that the steps do not need is imported.
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 
@@ -18,8 +19,12 @@ def main(arguments: list[str]) -> None:
         arguments: Numbers of the files for input, signals, life and memory; import path as JSON.
     """
     input_fd, signal_fd, life_fd, memory_fd = map(int, arguments[:4])
-    sys.path[:] = json.loads(arguments[4])
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = json.loads(arguments[4])
+    sys.path[:] = [root, *path]
+    import transforms  # noqa: F401  (this very package, and not a module of that name in a folder of the user's)
 
+    sys.path[:] = path
     from transforms.steps.exchange import Exchange
     from transforms.steps.serve import serve
     from transforms.steps.warden import run_watched

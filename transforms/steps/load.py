@@ -7,7 +7,9 @@ import difflib
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +21,12 @@ BUILT_IN = {"example.check": "transforms.steps.example:check", "http.post": "tra
 
 CHEAP = {"example.check"}
 """Those of them that take so little that a job need not be planned by their time."""
+
+
+_OURS = ("pipelines", "transforms")
+"""Packages whose modules may be called as steps wherever the command runs, also where their source lies."""
+OTHER_NAME = "give yours a name that nothing else has, or run the command elsewhere to take that one"
+"""The way out where a module is hidden, see `what_hides`."""
 
 
 class StepError(ValueError):
@@ -55,12 +63,12 @@ def must_isolate(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -
     Raises:
         StepError: A step does not exist.
     """
-    _extend_path(import_paths)
+    folders = _extend_path(import_paths)
     numbered = [(f"steps[{number}]", step, split_options(step)[0]) for number, step in enumerate(steps)]
     if any(options.isolate or options.max_memory_bytes is not None for _, _, options in numbered):
         return True
     return any(
-        options.timeout_secs is not None and not _has_own_deadline(_import(where, _target(where, step)[1]))
+        options.timeout_secs is not None and not _has_own_deadline(_import_step(where, step, folders))
         for where, step, options in numbered
     )
 
@@ -74,10 +82,10 @@ def _has_own_deadline(found: Any) -> bool:
     return getattr(found, "own_deadline", False) is True
 
 
-def _extend_path(import_paths: Iterable[str]) -> None:
-    for path in import_paths:
-        if path not in sys.path:
-            sys.path.append(path)
+def _extend_path(import_paths: Iterable[str]) -> tuple[str, ...]:
+    folders = tuple(import_paths)
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    return folders
 
 
 def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> list[Step]:
@@ -91,13 +99,13 @@ def load_steps(steps: Iterable[dict[str, Any]], import_paths: Iterable[str]) -> 
     Raises:
         StepError: A step does not exist, or does not take its parameters.
     """
-    _extend_path(import_paths)
-    return [_load_step(f"steps[{number}]", step) for number, step in enumerate(steps)]
+    folders = _extend_path(import_paths)
+    return [_load_step(f"steps[{number}]", step, folders) for number, step in enumerate(steps)]
 
 
-def _load_step(where: str, step: dict[str, Any]) -> Step:
-    name, target = _target(where, step)
-    found = _import(where, target)
+def _load_step(where: str, step: dict[str, Any], folders: tuple[str, ...]) -> Step:
+    name = step_name(step)
+    found = _import_step(where, step, folders)
     options, parameters = split_options(step)
     options, parameters = _hand_over(found, options, parameters, step)
     if inspect.isclass(found):
@@ -150,35 +158,81 @@ def _nearest_parameter(found: Callable[..., Any], parameters: dict[str, Any]) ->
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _target(where: str, step: dict[str, Any]) -> tuple[str, str]:
+def _import_step(where: str, step: dict[str, Any], folders: tuple[str, ...]) -> Callable[..., Any]:
     name = step_name(step)
     if "call" in step:
-        return name, name
+        return _import(where, name, folders)
     if name not in BUILT_IN:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known steps: {', '.join(sorted(BUILT_IN))}."
         raise StepError(f"{where}: unknown step {name!r}; {hint} Functions of your own are called as module:function")
-    return name, BUILT_IN[name]
+    return _import(where, BUILT_IN[name])
 
 
-def _import(where: str, target: str) -> Callable[..., Any]:
+def what_hides(module_name: str, folders: Iterable[str]) -> str | None:
+    """Returns in words which module is imported in the place of one that lies in a folder of the user's.
+
+    These folders are looked at after everything installed, so a `tokenize.py` or `transforms` in one is never found.
+
+    Args:
+        module_name: As `import` takes it.
+        folders: Where the user's modules are.
+
+    Returns:
+        None where there is none in these folders, or it is the one that is found.
+    """
+    top, *_ = parts = module_name.split(".")
+    for folder in folders:
+        path = os.path.join(folder, *parts)
+        own = next(filter(os.path.isfile, (f"{path}.py", os.path.join(path, "__init__.py"))), None)
+        found = None if own is None else _find_places(top)
+        if found and not any(_is_same(place, os.path.join(folder, top)) for place in found):
+            return f"the module {top!r} that Python finds is {found[0]}, which hides {own}"
+    return None
+
+
+def _find_places(top: str) -> list[str]:
+    """Returns the files or folders of a module, or what it is instead; nothing where there is no such module."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    file = getattr(sys.modules.get(top), "__file__", None) or spec.origin or ""
+    return [
+        *(spec.submodule_search_locations or ()),
+        *([file] if os.path.isabs(file) else [f"built into Python ({file})"]),
+    ]
+
+
+def _is_same(place: str, own: str) -> bool:
+    return os.path.realpath(place) in (os.path.realpath(own), os.path.realpath(f"{own}.py"))
+
+
+def _import(where: str, target: str, folders: tuple[str, ...] = ()) -> Callable[..., Any]:
     module_name, separator, attribute = target.partition(":")
     if not separator or not module_name or not attribute:
         raise StepError(f"{where}: expected module:function, got {target!r}")
     if "/" in module_name or module_name.startswith("."):
         raise StepError(f"{where}: expected a module as `import` names it, not a path to it, got {target!r}")
+    hidden = what_hides(module_name, folders)
+    if hidden is not None and module_name.partition(".")[0] not in _OURS:
+        raise StepError(f"{where}: {target}: {hidden}; {OTHER_NAME}")
+    hint = "" if hidden is None else f"; {hidden}; {OTHER_NAME}"
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # A script that ends itself must not end the job with its status.
         raise StepError(
             f"{where}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-            + ("; a module is named without .py" if module_name.endswith(".py") else "")
+            + ("; a module is named without .py" if module_name.endswith(".py") else hint)
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
             raise StepError(
-                f"{where}: {module_name} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                f"{where}: {module_name} has no {part!r}"
+                + (f"; did you mean {near[0]!r}?" if near and not hint else hint)
             )
         found = getattr(found, part)
     if not callable(found):

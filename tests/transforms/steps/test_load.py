@@ -187,6 +187,41 @@ class TestRefusal:
         message = refusal(folder, {"call": "no_such_module:shout"})
         assert "steps[0]: module 'no_such_module' cannot be imported: ModuleNotFoundError" in message
 
+    @pytest.mark.parametrize("module", ["tokenize", "os", "sys", "pytest", "json", "json.decoder"])
+    def test_module_that_another_hides_is_refused_with_what_is_found(self, folder: Path, module: str) -> None:
+        own = folder / f"{module.replace('.', '/')}.py"
+        own.parent.mkdir(exist_ok=True)
+        own.write_text("def run(record):\n    return record\n")
+        message = refusal(folder, {"call": f"{module}:run"})
+        assert f"steps[0]: {module}:run: the module {module.split('.')[0]!r} that Python finds is " in message
+        assert f", which hides {own}; give yours a name that nothing else has" in message
+        assert message.split(" finds is ")[1].split(", which")[0] != str(own)
+
+    def test_module_of_a_package_called_like_ours_is_refused_with_what_is_found(self, folder: Path) -> None:
+        for name in ("transforms/clean.py", "transforms/__init__.py", "pipelines.py"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("def run(record):\n    return record\n")
+        for target in ("transforms.clean:run", "transforms:run", "pipelines:run"):
+            message = refusal(folder, {"call": target})
+            assert f"that Python finds is {Path(example.__file__).parents[2]}" in message
+            assert f"which hides {folder}" in message
+        assert load(folder, {"call": "transforms.steps.example:check"})[0].call is example.check
+        assert load(folder, {"use": "example.check"})[0].call is example.check
+
+    def test_folder_without_modules_hides_nothing(self, folder: Path) -> None:
+        (folder / "operator").mkdir()
+        assert load(folder, {"call": "operator:not_"})[0].call(b"") is True
+
+    def test_module_in_a_folder_or_behind_a_link_is_found(self, folder: Path, tmp_path: Path) -> None:
+        for name in ("own_package/inner.py", "own_names/deep/inner.py"):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_text("def run(record):\n    return record\n")
+        (folder / "own_package/__init__.py").write_text("")
+        (tmp_path / "elsewhere.py").write_text("def run(record):\n    return record\n")
+        (folder / "own_link.py").symlink_to(tmp_path / "elsewhere.py")
+        for target in ("own_package.inner:run", "own_names.deep.inner:run", "own_link:run"):
+            assert load(folder, {"call": target})[0].call(b"x") == b"x"
+
     def test_unknown_function_gets_the_nearest(self, folder: Path) -> None:
         assert "toy_steps has no 'shuot'; did you mean 'shout'?" in refusal(folder, {"call": "toy_steps:shuot"})
         assert "has no 'zzz'" in refusal(folder, {"call": "toy_steps:Tools.zzz"})
