@@ -12,9 +12,9 @@ from typing import Any
 
 from pipelines.config import JobConfig
 from pipelines.errors import UsageError
+from pipelines.tell_format import tell_format
 from transforms.cut_pieces import can_split
-from transforms.elements import Input, JobSpec, ShardTask, display_name, printable
-from transforms.formats import FORMATS, guess_format
+from transforms.elements import Input, JobSpec, ShardTask
 from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (
@@ -28,11 +28,10 @@ from transforms.plan import (
 from transforms.plan_file import read_tasks, write_plan
 from transforms.report import spec_to_header, versions
 from transforms.sample import SAMPLED_INPUTS, Sample, choose_compression, take_sample
-from transforms.sources import open_input
 from transforms.steps.load import source_digest
 from transforms.timing import Timing
 
-_NAMED = 3  # Inputs that a message names.
+_NAMED = 3  # Inputs that a message names where none can be read.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,11 @@ def plan_job(
     if not listing.num_inputs:
         raise UsageError("; ".join(("no input: nothing was found that is taken", *listing.notes)))
     chosen = sample_inputs(inputs_path, SAMPLED_INPUTS)
-    spec = _base_spec(config, _choose_format(config, chosen or _first_inputs(inputs_path)), limit)
+    format_name: str = config.source.format
+    format_notes: list[str] = []
+    if format_name == "auto":
+        format_name, format_notes = tell_format(inputs_path, chosen or _first_inputs(inputs_path))
+    spec = _base_spec(config, format_name, limit)
     if generation:
         spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
@@ -116,7 +119,7 @@ def plan_job(
     def make_header(num_shards: int) -> dict[str, Any]:
         nonlocal spec
         spec = dataclasses.replace(spec, num_shards=num_shards)
-        notes = [*_notes(config, layout, spec, sample, num_records), *listing.notes]
+        notes = [*format_notes, *_notes(config, layout, spec, sample, num_records), *listing.notes]
         header.update(_header(spec, listing, fingerprint, notes))
         return header
 
@@ -171,31 +174,6 @@ def _base_spec(config: JobConfig, format_name: str, limit: int) -> JobSpec:
         max_count_by_reason=config.dead_letters.max_count_by_reason,
         limit=limit,
         billing_project=config.source.billing_project,
-    )
-
-
-def _choose_format(config: JobConfig, chosen: list[Input]) -> str:
-    if config.source.format != "auto":
-        return config.source.format
-    for source in chosen:
-        if source.error is not None:
-            continue
-        try:
-            file = open_input(source)
-        except OSError:
-            continue
-        try:
-            guess = guess_format(source.name, file.read_at(0, 64))
-        finally:
-            file.close()
-        if guess is not None:
-            return guess
-    errors = [f"{printable(display_name(one.name))}: {one.error[1]}" for one in chosen if one.error is not None]
-    if len(errors) == len(chosen):
-        raise UsageError(f"no input can be read: {'; '.join(errors[:_NAMED])}")
-    names = ", ".join(printable(display_name(source.name)) for source in chosen[:_NAMED])
-    raise UsageError(
-        f"the format of {names or 'the inputs'} cannot be told; pass --format, one of {', '.join(FORMATS)}"
     )
 
 

@@ -56,13 +56,14 @@ def guess_format(name: str, head: bytes) -> str | None:
         name: File name; its parts after each dot are looked at, so `x.array_record-00000-of-00002` is known.
         head: Its first bytes.
     """
-    from transforms.formats.sniff import RIEGELI
-    from transforms.formats.tfrecord_scan import HEADER_BYTES, is_header
+    from transforms.formats.sniff import tell
 
-    if is_header(head[:HEADER_BYTES]):
-        return "tfrecord"
-    if head.startswith(RIEGELI):
-        return "array_record"
+    kind = tell(head)
+    return kind.format if kind is not None and kind.format is not None else guess_by_name(name)
+
+
+def guess_by_name(name: str) -> str | None:
+    """Returns the format that the name of a file speaks of, None where it speaks of none."""
     base = name.rsplit("/", 1)[-1]
     for part in base.split(".")[1:]:
         known = _BY_EXTENSION.get("." + part.split("-")[0].lower())

@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from transforms.dead_letters import MAX_ERROR_CHARS
 from transforms.elements import BATCH_MAX_BYTES, BATCH_MAX_RECORDS, Chunk, DeadLetter, Input, JobSpec, Span
-from transforms.formats.sniff import what_is_it
+from transforms.formats.sniff import HEAD_BYTES, what_is_it
 from transforms.sources import RandomAccessFile, local_path, open_input
 
 SPLITTABLE = True
@@ -82,7 +82,7 @@ def _not_array_record(file: RandomAccessFile, source: Input, start: int, end: in
         yield Chunk(span=Span(start, end, None, None))
         return
     letter = DeadLetter(source.name, 0, file.size, "read", "not_array_record", whole_file=True)
-    guess = what_is_it(file.read_at(0, 64))
+    guess = what_is_it(file.read_at(0, HEAD_BYTES))
     letter.error = f"the file has no valid ArrayRecord footer (cut, or another format); {guess}"
     yield Chunk(dead=[letter], num_bytes=file.size, span=Span(start, end, 0, file.size))
 
