@@ -11,6 +11,7 @@ from transforms.steps.fit import fit_steps
 from transforms.steps.in_flight import ConcurrentChain, max_in_flight
 from transforms.steps.isolate import IsolatedChain
 from transforms.steps.load import load_steps, must_isolate
+from transforms.steps.surroundings import Surroundings
 
 
 class Chain(Protocol):
@@ -38,19 +39,26 @@ class JobChain:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._isolated = IsolatedChain(spec)
-        is_isolated = must_isolate(spec.steps, spec.import_paths)
-        self._usual: Chain = self._isolated if is_isolated else usual_chain(spec)
+        self._around = Surroundings()
+        with self._around.of_steps():
+            is_isolated = must_isolate(spec.steps, spec.import_paths)
+            self._usual: Chain = self._isolated if is_isolated else usual_chain(spec)
 
     def apply(self, batch: RecordBatch) -> Iterator[RecordBatch]:
         """Yields the batch with every record put through the chain, cut where it grows."""
         if not self._spec.steps:
             yield batch
             return
-        yield from (self._isolated if batch.isolated else self._usual).apply(batch)
+        chain = self._isolated if batch.isolated else self._usual
+        if chain is self._isolated:
+            yield from chain.apply(batch)
+        else:
+            yield from self._around.guard(lambda: chain.apply(batch))
 
     def close(self) -> None:
         """Ends what the chain has started."""
-        self._usual.close()
+        with self._around.of_steps():
+            self._usual.close()
         self._isolated.close()
 
 
