@@ -38,6 +38,7 @@ from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.scratch import scratch_folder
 from transforms.state import read_config, read_report
 from transforms.steps.load import StepError, load_steps
+from transforms.steps.surroundings import Surroundings
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
@@ -173,7 +174,8 @@ def check_steps(config: JobConfig) -> None:
         UsageError: One cannot, or does not.
     """
     try:
-        loaded = load_steps(config.steps, (os.getcwd(),))
+        with Surroundings().of_steps():
+            loaded = load_steps(config.steps, (os.getcwd(),))
     except StepError as error:
         raise UsageError(str(error)) from error
     mismatches = list(find_mismatches(config.steps, loaded))

@@ -47,7 +47,9 @@ def main() -> None:
         from pipelines.beam_options import tell_file_systems
         from transforms.billing import pay_by
         from transforms.convert import ConvertCorpus  # noqa: F401  (the order comes while this loads)
+        from transforms.steps.surroundings import end_when_spoiled
         from transforms.store import open_store
+    end_when_spoiled()
     data = sys.stdin.buffer.read()
     if not data:
         return  # The command found nothing to do.

@@ -217,11 +217,16 @@ def describe_run(spec: Any, flags: list[str], num_workers: int) -> dict[str, Any
     try:
         run_pipeline(spec, flags, num_workers)
     except OutputError as error:
-        return {"error": str(error), "unexplained": not _CAUSE.search(str(error.__cause__))}
+        return {"error": str(error), "unexplained": not is_explained(error)}
     return {"done": True}
 
 
 _CAUSE = re.compile(rf"(?:{'|'.join(CAUSES)}): (.*?)(?: \[while running| \[\[while running|\n|$)")
+
+
+def is_explained(error: OutputError) -> bool:
+    """Whether an error that ended a pipeline is one of ours, with a message of its own."""
+    return isinstance(error.__cause__, OutputError) or _CAUSE.search(str(error.__cause__)) is not None
 
 
 def find_cause(error: BaseException) -> str:

@@ -21,7 +21,8 @@ from pipelines.plan_job import PlannedJob
 from pipelines.plan_pieces import choose_workers, num_tasks, plan_pieces, recall_pieces
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
-from pipelines.supervisor import JobProcess, run_supervised
+from pipelines.streams import open_streams
+from pipelines.supervisor import JobProcess, isolated_spec, may_be_of_steps, may_isolate, run_supervised
 from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
 from transforms.generations import confirming, fence
@@ -191,7 +192,22 @@ def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJ
             return _Engine(flags, lambda: _run_supervised(store, Order(spec, flags, count), run.process))
         if run.workers is None:
             _LOGGER.warning("the pipeline runs in this process, no other fits: %s", describe_memory())
-    return _Engine(flags, lambda: local_runner.run_pipeline(spec, flags, max(1, count)))
+    return _Engine(flags, lambda: _run_here(store, spec, flags, max(1, count)))
+
+
+def _run_here(store: Store, spec: JobSpec, flags: list[str], num_workers: int) -> None:
+    """Runs a pipeline in this process, and in another one if steps may have spoiled this one."""
+    try:
+        local_runner.run_pipeline(spec, flags, num_workers)
+    except OutputError as error:
+        is_local = local_runner.is_local(flags) and may_isolate(spec)
+        if not is_local or not may_be_of_steps(store, str(error), not local_runner.is_explained(error)):
+            raise
+        _LOGGER.warning("%s; in case that steps did this to this process, they get processes of their own", error)
+        open_streams()
+        forget_marks(store)
+        store.clean()
+        _run_supervised(store, Order(isolated_spec(spec), flags, 0), None)
 
 
 def _run_supervised(store: Store, order: Order, process: JobProcess | None) -> None:

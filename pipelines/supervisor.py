@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -29,12 +31,18 @@ from pipelines.signals import end_children
 from transforms.elements import JobSpec
 from transforms.ledger import LEDGERS
 from transforms.machine import count_memory_kills, describe_memory
-from transforms.store import OutputError, Store
+from transforms.steps.options import split_options
+from transforms.steps.surroundings import SPOILED_STATUS
+from transforms.store import LocalStore, OutputError, Store
 from transforms.tries import Mark, forget_marks, list_marks
 
 _LOGGER = logging.getLogger("gristmill")
 _MAX_DEATHS_BY_SHARD = 5
 _MAX_DEATHS_WITHOUT_PROGRESS = 5
+_MANY_DEATHS = 10
+"""From so many on, all steps get processes of their own: each start of the pipeline costs seconds."""
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors that no step's process has to itself."""
 _PIECE_BYTES = 1 << 16
 
 
@@ -129,10 +137,11 @@ def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
     for attempt in _processes(process):
         kills = count_memory_kills()
         outcome = attempt.run(order)
-        if "error" in outcome:
-            raise OutputError(outcome["error"])
         if "done" in outcome:
             return
+        if "error" in outcome:
+            order = _told_apart(store, order, outcome)
+            continue
         short_of_memory = count_memory_kills() > kills
         deaths.add(outcome, attempt.pid, order, short_of_memory=short_of_memory)
         store.clean()  # All processes have ended; what they were writing has no name.
@@ -140,8 +149,57 @@ def run_supervised(store: Store, order: Order, process: JobProcess) -> None:
             break
         if short_of_memory:
             order = _with_fewer_workers(order)
+        elif may_isolate(order.spec) and (deaths.count >= _MANY_DEATHS or _is_spoiled(outcome)):
+            order = _isolated(order, _what_died(outcome))
     _LOGGER.warning("the kernel ended the process of the pipeline, which goes on in the command: %s", describe_memory())
     local_runner.run_pipeline(order.spec, order.flags, 1)
+
+
+def _told_apart(store: Store, order: Order, outcome: dict[str, Any]) -> Order:
+    """Returns the order for another try after a failure that steps may have caused in their process.
+
+    Raises:
+        OutputError: It is none, or isolated steps did not help.
+    """
+    if may_isolate(order.spec) and may_be_of_steps(store, outcome["error"], outcome["unexplained"]):
+        forget_marks(store)
+        store.clean()
+        return _isolated(order, outcome["error"])
+    raise OutputError(outcome["error"])
+
+
+def may_isolate(spec: Any) -> bool:
+    """Whether a job has steps of the user's that share a process with what reads and writes."""
+    steps = spec.steps if isinstance(spec, JobSpec) else ()
+    return any("call" in step for step in steps) and not any(split_options(step)[0].isolate for step in steps)
+
+
+def may_be_of_steps(store: Store, error: str, unexplained: bool) -> bool:
+    """Whether what a step did to its process may be behind an error that ended a pipeline.
+
+    Args:
+        store: The output directory.
+        error: The message.
+        unexplained: Whether it is none that our code foresees.
+    """
+    if any(os.strerror(number) in error for number in _OF_DISKS):
+        return False
+    return unexplained or (isinstance(store, LocalStore) and "steps[" not in error)
+
+
+def isolated_spec(spec: JobSpec) -> JobSpec:
+    """Returns the job with its steps in processes of their own; the plan and the bytes are the same."""
+    return dataclasses.replace(spec, steps=tuple({**step, "isolate": True} for step in spec.steps))
+
+
+def _isolated(order: Order, what: str) -> Order:
+    assert isinstance(order.spec, JobSpec)
+    _LOGGER.warning("%s; in case that steps did this to their process, they get processes of their own", what)
+    return dataclasses.replace(order, spec=isolated_spec(order.spec))
+
+
+def _is_spoiled(outcome: dict[str, Any]) -> bool:
+    return re.search(rf"(status|code) {SPOILED_STATUS}\b", _what_died(outcome)) is not None
 
 
 def _with_fewer_workers(order: Order) -> Order:
@@ -183,6 +241,7 @@ class _Deaths:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.count = 0
         self._by_shard: Counter[str] = Counter()
         self._without_progress = 0
         self._committed = self._count_committed()
@@ -199,6 +258,7 @@ class _Deaths:
         Raises:
             OutputError: It makes no sense to try again.
         """
+        self.count += 1
         blamed = self._blame(outcome, pid, order, short_of_memory=short_of_memory)
         self._by_shard.update(mark.shard_key for mark in blamed)
         committed = self._count_committed()

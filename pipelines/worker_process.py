@@ -19,6 +19,8 @@ def main() -> None:
         from apache_beam.runners.worker import sdk_worker, sdk_worker_main
 
         import transforms.convert  # noqa: F401  (before the first bundle asks for it)
+        from transforms.steps.surroundings import end_when_spoiled
+    end_when_spoiled()
     sdk_worker.print = _say_nothing  # type: ignore[attr-defined]  # It prints each traceback that it logs as well.
     sdk_worker_main.main(sys.argv)
     os._exit(0)  # Nothing is left to do, and unloading Beam takes a while.

@@ -13,6 +13,7 @@ from transforms.steps.fit import fit_steps
 from transforms.steps.in_flight import ConcurrentChain, max_in_flight
 from transforms.steps.isolate import IsolatedChain
 from transforms.steps.load import load_steps, must_isolate
+from transforms.steps.surroundings import Surroundings
 from transforms.store import Store
 
 
@@ -42,8 +43,10 @@ class JobChain:
     def __init__(self, spec: JobSpec, store: Store | None = None) -> None:
         self._spec = spec
         self._isolated = IsolatedChain(spec)
-        is_isolated = must_isolate(spec.steps, spec.import_paths)
-        self._usual = None if is_isolated else usual_chain(spec)
+        self._around = Surroundings()
+        with self._around.of_steps():
+            is_isolated = must_isolate(spec.steps, spec.import_paths)
+            self._usual = None if is_isolated else usual_chain(spec)
         keeps = store is not None and any(map(may_keep, spec.steps))
         self._journals = JobJournals(store, spec) if store is not None and keeps else None
         self._journal: OpenJournal | None = None
@@ -63,16 +66,17 @@ class JobChain:
 
     def close(self) -> None:
         """Ends what the chain has started."""
-        if self._usual is not None:
-            self._usual.close()
+        with self._around.of_steps():
+            if self._usual is not None:
+                self._usual.close()
         self._isolated.close()
         self._close_journal()
 
     def _run(self, batch: RecordBatch) -> Iterator[RecordBatch]:
-        journal = self._journal
-        if self._usual is None or batch.isolated:
+        journal, usual = self._journal, self._usual
+        if usual is None or batch.isolated:
             return self._isolated.apply(batch, None if journal is None else journal.shared())
-        return self._usual.apply(batch, None if journal is None else journal.own())
+        return self._around.guard(lambda: usual.apply(batch, None if journal is None else journal.own()))
 
     def _open_journal(self, batch: RecordBatch) -> None:
         """Opens the journal of the shard that begins with a batch."""
