@@ -263,6 +263,13 @@ def test_what_has_no_plain_form_is_said_once_and_asked_for_again(
     assert asked.calls() == {"to_object": 12}
 
 
+def test_what_is_not_kept_is_said_once_by_isolated_steps_too(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    spec = asked.spec({"call": "asked_steps:to_object", "isolate": True}, "from_object")
+    with caplog.at_level(logging.WARNING, "gristmill"):
+        asked.finish(spec, RECORDS)
+    assert [message.partition(" returns")[0] for message in caplog.messages] == ["asked_steps:to_object"]
+
+
 class TestFingerprint:
     def test_a_changed_step_is_asked_again_and_its_neighbour_is_not(self, asked: Asked) -> None:
         with asked.attempt(asked.spec("ask", "count"), RECORDS):
