@@ -41,6 +41,13 @@ _STRETCH = 16
 _HOW = (*OPTION_NAMES, "max_in_flight", "backoff_secs")
 """Parameters that say how a step is called, and do not change what it answers."""
 
+_OF_THE_RECORD = ("http_400", "http_413", "http_414", "http_415", "http_422", "http_request", "http_response_too_large")
+"""What a service says of the record. All else that begins with http_ may be mended without the record: a credential, a
+bill, an address, a service that is down."""
+
+_NOT_OF_THE_RECORD = ("empty_answer", "unexpected_content")
+"""Pages of a login or of maintenance, in the place of an answer."""
+
 _PACKAGES = ("gristmill", "array-record")
 _SERVICES = ("http.post",)
 _PLACE = struct.Struct("<QqQ")  # Input, position, how often the step was given the same value for this record.
@@ -188,6 +195,13 @@ def _fingerprint(step: dict[str, Any]) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=KEY_BYTES).digest()
 
 
+def _is_of_the_record(error: BaseException, reason: str) -> bool:
+    """Whether a failure is a verdict on the record, which would be the same the next time."""
+    if not isinstance(error, BadRecordError) or getattr(error, "may_pass", False) or reason in _NOT_OF_THE_RECORD:
+        return False
+    return not reason.startswith("http_") or reason in _OF_THE_RECORD
+
+
 class _KeptStep:
     """A step whose answers may be kept.
 
@@ -209,11 +223,11 @@ class _KeptStep:
         self._calls = 0
         self._warned = False
 
-    def took(self, secs: float) -> None:
-        """Takes note of how long a call took."""
+    def took(self, secs: float, calls: int = 1) -> None:
+        """Takes note of how long a call took, or, as part of no further call, an item of the iterator it returned."""
         if not self.is_kept:
             self._secs += secs
-            self._calls += 1
+            self._calls += calls
             if self._secs > SLOW_SECS * self._calls:
                 self.is_kept = self._state.keeps = True
 
@@ -242,13 +256,11 @@ class RecordAnswers:
         calls: The calls to make in their place.
     """
 
-    __slots__ = ("_failed", "_given", "_journal", "_plain", "_record", "_source", "_steps", "calls")
+    __slots__ = ("_failed", "_given", "_journal", "_record", "_source", "calls")
 
     def __init__(
         self, steps: list[_KeptStep | None], calls: list[Callable[[Any], Any]], place: Place, record: bytes
     ) -> None:
-        self._steps = steps
-        self._plain = calls
         self._journal = place.journal
         self._source = (place.source, place.position)
         self._record = record
@@ -269,7 +281,7 @@ class RecordAnswers:
             failure: The same in words.
         """
         culprit, key = self._failed or (None, None)
-        if culprit is error and key is not None and isinstance(error, BadRecordError) and not error.may_pass:
+        if culprit is error and key is not None and _is_of_the_record(error, failure.reason):
             body = _FAILURE + json.dumps(dataclasses.astuple(failure)).encode()
             self._journal.put(key, self._source, body)
 
@@ -337,10 +349,10 @@ class RecordAnswers:
             except StopIteration:
                 break
             except BaseException as error:
-                self._failed = (error, key)
+                self._failed = (error, key if kept.is_kept else None)
                 raise
             finally:
-                kept.took(time.perf_counter() - started)
+                kept.took(time.perf_counter() - started, calls=0)
             if offsets is not None:
                 offset, item = self._keep_item(kept, item)
                 if offset is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from transforms.dead_letters import (
@@ -36,11 +36,13 @@ class Outcome:
         outputs: What is to be written.
         drops: Dropped values by reason.
         failure: Why it failed, None when it did not.
+        logged: (level, text) of what an isolated process has logged since the record before.
     """
 
     outputs: list[bytes] = dataclasses.field(default_factory=list)
     drops: dict[str, int] = dataclasses.field(default_factory=dict)
     failure: Failure | None = None
+    logged: Sequence[tuple[int, str]] = ()
 
 
 _NO_DROPS: dict[str, int] = {}

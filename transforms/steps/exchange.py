@@ -181,9 +181,9 @@ class OutcomeWriter:
 def _pack_outcome(outcome: Outcome) -> list[bytes]:
     outputs = outcome.outputs
     text = b""
-    if outcome.drops or outcome.failure is not None:
+    if outcome.drops or outcome.failure is not None or outcome.logged:
         failure = None if outcome.failure is None else dataclasses.astuple(outcome.failure)
-        text = json.dumps([outcome.drops, failure]).encode()
+        text = json.dumps([outcome.drops, failure, outcome.logged]).encode()
     lengths = array.array("q", map(len, outputs))
     size = _FRAME_HEAD.size + 8 * len(outputs) + sum(lengths) + len(text)
     return [_FRAME_HEAD.pack(size, len(outputs), len(text)) + lengths.tobytes(), *outputs, text]
@@ -229,6 +229,7 @@ def _unpack_outcome(frame: memoryview, num_outputs: int, text_bytes: int) -> Out
         outcome.outputs.append(bytes(frame[at : at + length]))
         at += length
     if text_bytes:
-        outcome.drops, failure = json.loads(bytes(frame[at:]))
+        outcome.drops, failure, logged = json.loads(bytes(frame[at:]))
+        outcome.logged = [(level, text) for level, text in logged] if logged else ()
         outcome.failure = None if failure is None else Failure(*failure)
     return outcome

@@ -124,8 +124,7 @@ class HttpStep:
         try:
             response = attempts(self._attempt, arguments)
         except TransientError as error:
-            text = f"{error} (tried {1 + self._retries} times)"
-            raise BadRecordError(error.reason, text, may_pass=True) from None
+            raise BadRecordError(error.reason, f"{error} (tried {1 + self._retries} times)") from None
         return self.result(response, value)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ after a timeout, becomes a dead letter; the records behind it go on in a new pro
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import threading
 import time
@@ -24,6 +25,8 @@ from transforms.steps.exchange import BEGUN, DONE, FILLED, STARTED_NS, STEP, Out
 from transforms.steps.fit import pause_secs
 from transforms.steps.load import step_name
 from transforms.steps.options import split_options
+
+_LOGGER = logging.getLogger("gristmill")
 
 _MAX_STRIKES = 3
 """So often may the process end without having begun a record, before the next record is held responsible."""
@@ -93,6 +96,8 @@ class IsolatedChain:
             try:
                 for outcome in self._run_in_child(records[start:], notes.since(start)):
                     progress.advance()
+                    for level, text in outcome.logged:
+                        _LOGGER.log(level, "%s", text)
                     yield outcome
             except ChildEndedError as ended:
                 self._check_stop(ended.ending)

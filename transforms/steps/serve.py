@@ -6,6 +6,7 @@ knows the culprit when a step does not return. No Beam here.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fcntl
 import functools
@@ -41,6 +42,7 @@ from transforms.steps.fit import fit_steps
 from transforms.steps.load import Step, StepError, load_steps
 
 _HIGH_FD = 400
+_MAX_LOGGED = 100  # Lines that a single record has us log; the last ones count.
 
 
 def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
@@ -51,9 +53,7 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
         input_fd: Pipe with the job (a pickled `JobSpec`) and then batches.
         signal_fd: Pipe to the worker, a byte an event.
     """
-    # What we log has no log here, and must not stand in a dead letter as what the step has said.
-    logging.getLogger("gristmill").addHandler(logging.NullHandler())
-    logging.getLogger("gristmill").propagate = False
+    logged = _take_logs()
     source, signal_fd = os.fdopen(_move_away(input_fd), "rb"), _move_away(signal_fd)
     spec: JobSpec = pickle.load(source)
     slots = exchange.slots
@@ -84,7 +84,10 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
                 writer.restart()
                 told = time.monotonic()
             slots[BEGUN] = number
-            writer.write(chain.run(record, place))
+            outcome = chain.run(record, place)
+            if logged:
+                outcome.logged = [logged.popleft() for _ in range(len(logged))]
+            writer.write(outcome)
         tell(DONE)
 
 
@@ -94,6 +97,20 @@ def _move_away(fd: int) -> int:
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(_HIGH_FD, max(10, soft - 20)))
     os.close(fd)
     return moved
+
+
+def _take_logs() -> collections.deque[tuple[int, str]]:
+    """Returns where what we log from now on is put, for the worker: it must not count as what the step has said."""
+    logged: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MAX_LOGGED)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append((record.levelno, record.getMessage()))
+
+    logger = logging.getLogger("gristmill")
+    logger.addHandler(Handler())
+    logger.propagate = False
+    return logged
 
 
 class _Journals:

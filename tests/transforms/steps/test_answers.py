@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ import pytest
 
 from fakes import WorstStore, make_batch, make_spec, make_task
 from services import Service, status
-from transforms.dead_letters import BadRecordError
 from transforms.elements import JobSpec, RecordBatch
 from transforms.journal import JOURNALS, forget_journal, stray_journals
 from transforms.ledger import Ledger, commit
 from transforms.steps.answers import may_keep
-from transforms.steps.http import Post
 from transforms.steps.job_chain import load_chain
 from transforms.store import LocalStore, Store
 
@@ -265,6 +263,13 @@ def test_what_has_no_plain_form_is_said_once_and_asked_for_again(
     assert asked.calls() == {"to_object": 12}
 
 
+def test_what_is_not_kept_is_said_once_by_isolated_steps_too(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    spec = asked.spec({"call": "asked_steps:to_object", "isolate": True}, "from_object")
+    with caplog.at_level(logging.WARNING, "gristmill"):
+        asked.finish(spec, RECORDS)
+    assert [message.partition(" returns")[0] for message in caplog.messages] == ["asked_steps:to_object"]
+
+
 class TestFingerprint:
     def test_a_changed_step_is_asked_again_and_its_neighbour_is_not(self, asked: Asked) -> None:
         with asked.attempt(asked.spec("ask", "count"), RECORDS):
@@ -440,11 +445,15 @@ class TestDeletion:
         assert list(asked.store.list(JOURNALS)) == []
 
 
-@pytest.mark.parametrize(("code", "may_pass"), [(404, False), (400, False), (503, True), (429, True)])
-def test_failures_of_a_service_that_may_pass_say_so(
-    code: int, may_pass: bool, service: Service, post: Callable[..., Post]
+@pytest.mark.parametrize(
+    ("code", "calls"), [(400, 3), (422, 3), (401, 6), (403, 6), (404, 6), (302, 6), (503, 6), (429, 6)]
+)
+def test_of_the_failures_of_a_service_those_are_kept_that_are_verdicts_on_the_record(
+    code: int, calls: int, service: Service, asked: Asked
 ) -> None:
     service.answer = status(code)
-    with pytest.raises(BadRecordError) as caught:
-        post(retries=0)(b"record")
-    assert (caught.value.reason, caught.value.may_pass) == (f"http_{code}", may_pass)
+    spec = asked.spec({"use": "http.post", "url": service.url, "retries": 0, "max_in_flight": 2})
+    before = without_frames(outcome(asked.finish(spec, RECORDS[:3])))
+    assert [letter[4] for letter in before[1]] == [f"http_{code}"] * 3
+    assert without_frames(outcome(asked.finish(spec, RECORDS[:3]))) == before
+    assert len(service.seen) == calls
