@@ -20,7 +20,7 @@ from transforms.shard_reader import read_input
 from transforms.steps.chain import StepChain
 from transforms.steps.in_flight import max_in_flight
 from transforms.steps.job_chain import usual_chain
-from transforms.steps.load import BUILT_IN, CHEAP
+from transforms.steps.load import BUILT_IN, CHEAP, StepError
 
 TRIED_RECORDS = 8
 TRIED_SECS = 10.0
@@ -92,7 +92,9 @@ def given_timing(spec: JobSpec, secs: float) -> Timing:
     return Timing(secs, 0.0 if in_flight > 1 else secs, in_flight, max_per_sec=max_per_sec)
 
 
-def time_steps(spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_records: int) -> Timing | None:
+def time_steps(
+    spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_records: int, tried_secs: float = TRIED_SECS
+) -> Timing | None:
     """Tries the steps on a few records.
 
     Args:
@@ -100,16 +102,18 @@ def time_steps(spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_re
         inputs: Where to take records from, a few of each.
         payloads: Whole records that are at hand already, taken instead where there are any.
         num_records: Records of the job.
+        tried_secs: When the trial ends.
 
     Returns:
         What they take; None where it cannot be told: no record passes, or the steps cannot run here.
     """
     trial = _Trial()
-    arguments = {"spec": spec, "inputs": inputs, "payloads": payloads, "num_records": num_records}
+    arguments = {"spec": spec, "inputs": inputs, "payloads": payloads}
+    child = ChildCall("transforms.timing:try_steps", num_records=num_records, tried_secs=tried_secs, **arguments)
     with contextlib.suppress(OSError):
-        for event in ChildCall("transforms.timing:try_steps", **arguments).items():
+        for event in child.items():
             trial.take(event)
-    return trial.timing()
+    return trial.timing(tried_secs if child.death == signal.SIGALRM.name else None)
 
 
 class _Trial:
@@ -129,11 +133,12 @@ class _Trial:
             self._passed += event["passed"]
         self._running = "begins" in event
 
-    def timing(self) -> Timing | None:
+    def timing(self, ended_after: float | None) -> Timing | None:
+        """Returns what was found out; `ended_after` says when the timer ended the trial, None if it did not."""
         if self._chain is None:
             return None
-        if not self._tried and self._running:
-            return Timing(TRIED_SECS, 0.0, at_least=True, **self._chain)
+        if not self._tried and self._running and ended_after is not None:
+            return Timing(ended_after, 0.0, at_least=True, **self._chain)
         if not self._passed:
             return None
         usual = self._tried[1:] if len(self._tried) > 2 else self._tried  # The first one also loads and connects.
@@ -141,7 +146,9 @@ class _Trial:
         return Timing(secs, min(secs, cpu_secs), records=len(self._tried), **self._chain)
 
 
-def try_steps(spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_records: int) -> Iterator[dict[str, Any]]:
+def try_steps(
+    spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_records: int, tried_secs: float
+) -> Iterator[dict[str, Any]]:
     """Runs a trial, in a process of its own that a timer ends.
 
     Yields:
@@ -149,20 +156,34 @@ def try_steps(spec: JobSpec, inputs: list[Input], payloads: list[bytes], num_rec
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, LOAD_SECS)
-    chain = usual_chain(spec)
-    signal.setitimer(signal.ITIMER_REAL, TRIED_SECS)
+    try:
+        chain = usual_chain(spec)
+    except StepError:
+        return  # The command has said so, or only the workers have what it takes.
+    signal.setitimer(signal.ITIMER_REAL, tried_secs)
     yield {"in_flight": max_in_flight(chain.steps), "max_per_sec": _least_rate(chain)}
     started = time.monotonic()
     wanted = _wanted_records(chain)
+    if wanted < 1:
+        return
     records = iter(payloads[:wanted]) if payloads else _read_some(spec, inputs, wanted)
     for record in records:
         yield {"begins": True}
-        began, cpu = time.monotonic(), time.process_time()
+        began, cpu, queued = time.monotonic(), time.process_time(), _queued_secs()
         outcome = chain.run(record)
-        secs = time.monotonic() - began
+        secs = max(0.0, time.monotonic() - began - (_queued_secs() - queued))
         yield {"secs": secs, "cpu_secs": time.process_time() - cpu, "passed": outcome.failure is None}
-        if secs * num_records < LEAST_SECS or time.monotonic() - started > TRIED_SECS / 2:
+        if secs * num_records < LEAST_SECS or time.monotonic() - started > tried_secs / 2:
             return
+
+
+def _queued_secs() -> float:
+    """Returns how long this thread has waited for a CPU that others had: that is not the step's time."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as numbers:
+            return int(numbers.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # Not every kernel tells.
+        return 0.0
 
 
 def _wanted_records(chain: StepChain) -> int:
