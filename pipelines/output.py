@@ -16,7 +16,7 @@ from transforms.ahead import map_ahead
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import REPLACED_NAME, delete_all, read_replaced
-from transforms.generations import REPLAYED, STATE, confirming, generation_names, renew, see_as
+from transforms.generations import REPLAYED, STATE, generation_names, renew, see_as
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_letter_files, list_shard_files
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME
@@ -192,11 +192,10 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     Raises:
         OutputError: It cannot be written, or another run has the lock by now.
     """
-    with confirming(store):
-        store.clean()
-        _put_plan(store, job)
-        store.delete(ABORT_NAME)
-        _delete_stray_attempts(store, job.spec)
+    store.clean()
+    _put_plan(store, job)
+    store.delete(ABORT_NAME)
+    _delete_stray_attempts(store, job.spec)
 
 
 def _put_plan(store: Store, job: PlannedJob) -> None:

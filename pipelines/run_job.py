@@ -22,7 +22,7 @@ from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
 from pipelines.supervisor import JobProcess, run_supervised
 from transforms.elements import JobSpec, to_json
-from transforms.generations import confirming, fence
+from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError, LostLockError
 from transforms.report import build_report
 from transforms.state import CONFIG_NAME, read_report
@@ -47,10 +47,12 @@ def run_locked(
     """
     try:
         with lock, log_to_job(store):
-            held = fence(store, lock.token)
-            with confirming(held):
-                status = body(held)
-                lock.check()  # A run that has lost its lock has no success to tell of.
+            try:
+                status = body(fence(store, lock.token))
+            except Exception:
+                _check_lock(lock)  # What another run has changed may be all that is wrong.
+                raise
+            lock.check()  # A run that has lost its lock has no success to tell of.
             return status
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)

@@ -98,7 +98,7 @@ class WorstStore:
         """Loses a name, as if somebody had deleted it; returns whether it was there."""
         return self._objects.pop(name, None) is not None
 
-    def copy_of_all(self) -> WorstStore:
+    def copy_of_tree(self) -> WorstStore:
         """Returns another store that holds the same."""
         other = WorstStore(list_delay=self._list_delay)
         for name, data in self.tree().items():
