@@ -9,16 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import gcs_files
 import jobs
-from fakes import Killed, WorstStore
+from fakes import Killed, WorstStore, files_below
+from gcs_emulator import Emulator, before
 from pipelines import local_runner
+from transforms import gcs
+from transforms import store as store_module
 from transforms.job_lock import LOCK_NAME
+from transforms.store import LocalStore
 
 
 @pytest.fixture
@@ -190,4 +195,80 @@ def test_what_the_next_owner_made_stands_wherever_the_first_was_suspended(
 def test_what_the_next_owner_made_stands_wherever_a_command_of_any_kind_was_suspended(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert attack(name, range(1 + len(name) % 5, 1000, 5), capsys) >= 20
+    assert attack(name, range(1 + len(name) % 17, 1000, 17), capsys) >= 5
+
+
+class PausingStore(LocalStore):
+    """A folder before whose nth change something else happens, as if the process were suspended just there."""
+
+    left: ClassVar[list[int]] = []
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        if self._check is not None and self.left:
+            self.left[0] -= 1
+            if not self.left[0]:
+                self.left.clear()
+                self.meanwhile[0]()
+        with super()._guard():
+            yield
+
+    def guarded(self, check: Callable[[], object]) -> LocalStore:
+        return PausingStore(self.root, check)
+
+
+def files(out: Path) -> dict[str, Any]:
+    return {name: _lasting(name, data) for name, data in files_below(out).items()}
+
+
+@pytest.mark.parametrize("number", range(1, 42, 4))
+def test_on_a_local_folder_no_change_comes_after_the_lock_is_lost(
+    place: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert SMALLER("expected") == 0
+    monkeypatch.setattr(store_module, "LocalStore", PausingStore)
+    out = place / "out"
+
+    def take_over() -> None:
+        (out / LOCK_NAME).unlink()
+        assert SMALLER("out") == 0
+
+    PausingStore.left[:], PausingStore.meanwhile[:] = [number], [take_over]
+    status = SET("out")
+    if PausingStore.left:
+        PausingStore.left.clear()
+        assert (status, number > 30) == (0, True)  # It makes fewer changes.
+        return
+    assert (status, "lost its lock" in capsys.readouterr().err) == (1, True)
+    assert files(out) == files(place / "expected")
+    assert jobs.verify(out) == 0
+
+
+def test_in_a_bucket_what_the_next_owner_made_stands(
+    place: Path, emulator: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first run is suspended when a request of its is on its way: just when it counts."""
+    url = emulator.new_bucket()
+    assert SMALLER(f"{url}/expected") == 0
+    expected = gcs_files.download(f"{url}/expected", place / "expected")
+    moments = [
+        r"POST .*plan\.jsonl",
+        r"POST .*/shards/00001\.json",
+        r"rewriteTo.*array_record-00001-of-00003",
+        r"POST .*published/00002\.json",
+        r"POST .*manifest\.json",
+        r"DELETE .*attempts",
+    ]
+    for number, moment in enumerate(moments):
+        out = f"{url}/out-{number}"
+
+        def take_over(out: str = out) -> None:
+            gcs.bucket(url.removeprefix("gs://")).blob(f"{out.rpartition('/')[2]}/{LOCK_NAME}").delete()
+            assert SMALLER(out) == 0
+
+        emulator.fail(moment, before(take_over))
+        assert (SET(out), "lost its lock" in capsys.readouterr().err) == (1, True), moment
+        assert emulator.left() == 0
+        assert files(gcs_files.download(out, place / f"out-{number}")) == files(expected), moment
+        assert jobs.verify(out) == 0
