@@ -17,7 +17,7 @@ from transforms.billing import billing_project, pay_by
 from transforms.budget import ABORT_NAME
 from transforms.elements import JobSpec
 from transforms.finish import ON_THE_WAY, REPLACED_NAME, delete_all, read_replaced
-from transforms.generations import REPLAYED, STATE, confirming, generation_names, renew, see_as
+from transforms.generations import REPLAYED, STATE, generation_names, renew, see_as
 from transforms.journal import stray_journals
 from transforms.ledger import ATTEMPTS, LEDGERS, PUBLISHED, SizeOf, find_ledger
 from transforms.names import list_letter_files, list_shard_files
@@ -200,12 +200,11 @@ def prepare_output(store: Store, job: PlannedJob) -> None:
     Raises:
         OutputError: It cannot be written, or another run has the lock by now.
     """
-    with confirming(store):
-        store.clean()
-        _put_plan(store, job)
-        store.delete(ABORT_NAME)
-        _delete_stray_attempts(store, job.spec)
-        delete_all(store, [*stray_journals(store, job.spec), *(name for name, _ in store.list(PROGRESS))])
+    store.clean()
+    _put_plan(store, job)
+    store.delete(ABORT_NAME)
+    _delete_stray_attempts(store, job.spec)
+    delete_all(store, [*stray_journals(store, job.spec), *(name for name, _ in store.list(PROGRESS))])
 
 
 def _put_plan(store: Store, job: PlannedJob) -> None:

@@ -25,7 +25,7 @@ from pipelines.streams import open_streams
 from pipelines.supervisor import JobProcess, isolated_spec, may_be_of_steps, may_isolate, run_supervised
 from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
-from transforms.generations import confirming, fence
+from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError, LostLockError
 from transforms.machine import describe_memory
 from transforms.report import build_report
@@ -53,10 +53,12 @@ def run_locked(
     delete_left_over()
     try:
         with lock, log_to_job(store):
-            held = fence(store, lock.token)
-            with confirming(held):
-                status = body(held)
-                lock.check()  # A run that has lost its lock has no success to tell of.
+            try:
+                status = body(fence(store, lock.token))
+            except Exception:
+                _check_lock(lock)  # What another run has changed may be all that is wrong.
+                raise
+            lock.check()  # A run that has lost its lock has no success to tell of.
             return status
     except LockedError as error:
         print(f"gristmill {command}: {error}; wait for it, or stop it{_how_far(store, spec)}", file=sys.stderr)

@@ -63,7 +63,7 @@ class WorstStore:
         self._lock = threading.RLock()
         self._failures: dict[int, Exception] = {}
         self._stop: tuple[int, bool] | None = None
-        self._meanwhile: tuple[int, Callable[[], object]] | None = None
+        self._meanwhile: tuple[Callable[[str], bool], Callable[[], object]] | None = None
         self._stopped = False
         self._scratch: str | None = None
         _STORES[self.root] = self
@@ -80,7 +80,12 @@ class WorstStore:
 
     def suspend_at(self, number: int, meanwhile: Callable[[], object]) -> None:
         """Suspends the caller before one call from now while something else happens; then it goes on."""
-        self._meanwhile = (len(self.calls) + number, meanwhile)
+        target = len(self.calls) + number
+        self._meanwhile = (lambda _: len(self.calls) + 1 == target, meanwhile)
+
+    def suspend_before(self, call: str, meanwhile: Callable[[], object]) -> None:
+        """Suspends the caller before the next call that begins so while something else happens; then it goes on."""
+        self._meanwhile = (lambda text: text.startswith(call), meanwhile)
 
     def restart(self) -> None:
         """Begins a new process: nothing fails any more, and calls count from 1 again."""
@@ -98,7 +103,7 @@ class WorstStore:
         """Loses a name, as if somebody had deleted it; returns whether it was there."""
         return self._objects.pop(name, None) is not None
 
-    def copy_of_all(self) -> WorstStore:
+    def copy_of_tree(self) -> WorstStore:
         """Returns another store that holds the same."""
         other = WorstStore(list_delay=self._list_delay)
         for name, data in self.tree().items():
@@ -214,7 +219,7 @@ class WorstStore:
         """One request: a yield point, then its effect as a whole or not at all."""
         if pauses and self.scheduler is not None:
             self.scheduler.pause(f"{kind} {what}")
-        if self._meanwhile is not None and len(self.calls) + 1 == self._meanwhile[0]:
+        if self._meanwhile is not None and self._meanwhile[0](f"{kind} {what}"):
             meanwhile, self._meanwhile = self._meanwhile[1], None
             meanwhile()
         with self._lock:

@@ -198,7 +198,7 @@ class Emulator:
         elif self._is_unpaid(request):
             self.unpaid.append(request.line)
             request.say(400, "Bucket is a requester pays bucket but no user project provided.")
-        elif "ifGenerationMatch" in request.query and request.method in ("DELETE", "GET"):
+        elif "ifGenerationMatch" in request.query:
             with self._deleting:
                 self._check_generation(request)
         else:
@@ -221,9 +221,10 @@ class Emulator:
             return self._moods[0].choice(self._moods[2])
 
     def _check_generation(self, request: Request) -> None:
-        path = urllib.parse.urlsplit(request.path).path.replace("/download/", "/")
-        found = self.ask("GET", path, b"", email.message.Message())
-        if found.status == 200 and json.loads(found.body)["generation"] != request.query["ifGenerationMatch"]:
+        """Answers a request that is bound to a generation, which the server does not look at in every case."""
+        found = self.ask("GET", _object_path(request), b"", email.message.Message())
+        stands = json.loads(found.body)["generation"] if found.status == 200 else "0"
+        if stands != request.query["ifGenerationMatch"] and (stands != "0" or request.method == "POST"):
             request.say(412)
         else:
             request.reply(request.forward())
@@ -253,6 +254,17 @@ class Emulator:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connections.open = connection
         return connection
+
+
+def _object_path(request: Request) -> str:
+    """Returns the path of the object that a request reads, writes or deletes."""
+    path = urllib.parse.urlsplit(request.path).path.replace("/download/", "/")
+    if "/rewriteTo/" in path:
+        return "/storage/v1" + path.partition("/rewriteTo")[2]
+    if not path.startswith("/upload/"):
+        return path
+    name = request.query.get("name") or request.line.partition(" ")[2].partition(" ")[2]
+    return f"{path.removeprefix('/upload')}/{urllib.parse.quote(name, safe='')}"
 
 
 # Faults.

@@ -8,10 +8,10 @@ it goes on, another run may have replaced the output. So each change (put, copy,
   cannot be locked, or only within one machine, the moment between the two is what is left.
 - Elsewhere, as in Cloud Storage, the order is: look at the version of what is to be changed, read the lock, change
   exactly that version. What another run has made meanwhile has another version and stays. What it has *not* touched is
-  changed: at most one name for each request that was under way. A name that was created so is deleted again (again only
-  that version) as soon as the lock is read next, which `confirming` does at the end of every part of the work. What was
-  deleted so, a new owner had deleted or was going to delete as well, since all that it builds on it has made itself or
-  made anew (`renew`): the plan when it goes on by it, the published names, and everything that comes later.
+  changed: at most one name for each request that was under way. So the lock is read once more after a name was created,
+  and if it is lost the name is deleted again, once more only that version. What was deleted in such a moment, the new
+  owner had deleted or was going to delete as well: all that it builds on, it has made itself or made anew (`renew`),
+  such as the plan when it goes on by it, the published names, and everything that comes later.
 - Other file systems of Beam's have no conditional change: there somebody may come between look and change. A stray
   file that a run left which was killed in just that moment, and everything that happened there, `verify` and the next
   run of the same command find as they find any damage.
@@ -52,8 +52,6 @@ class FencedStore:
         self.requests_at_once = base.requests_at_once
         self._looks = _Looks(lambda: check_lock(base, token))
         self._guarded = base.guarded(self._looks.look)
-        self._created: list[tuple[str, Version]] = []
-        self._lock = threading.Lock()
 
     # Changes.
 
@@ -66,7 +64,10 @@ class FencedStore:
         if self._guarded is not None:
             return self._guarded.put_if_absent(name, data)
         self.check()
-        return self._note(name, None, self.base.put_if_version(name, data, None))
+        made = self.base.put_if_version(name, data, None)
+        if made is not None:
+            self._check_created(name, made)
+        return made is not None
 
     def put(self, name: str, data: bytes) -> None:
         """See `Store`."""
@@ -140,68 +141,30 @@ class FencedStore:
         first = seen = self.base.version(name)
         for _ in range(_MAX_RACES):
             self.check()
-            if self._note(name, first, change(seen)):
-                return
+            made = change(seen)
+            if made is not None:
+                return self._check_created(name, made) if first is None else None
             seen = self.base.version(name)
         self.check()
         raise OutputError(f"cannot write {name} of {self.root}: it is being written by others")
-
-    def _note(self, name: str, seen: Version | None, made: Version | None) -> bool:
-        if made is not None and seen is None:
-            with self._lock:
-                self._created.append((name, made))
-        return made is not None
-
-    # The lock.
 
     def check(self) -> None:
         """Checks that the run still holds the lock.
 
         Raises:
-            LostLockError: It does not. Names that it created since the last look are gone.
+            LostLockError: It does not.
         """
-        with self._lock:
-            created, self._created = self._created, []
-        try:
-            self._looks.look()
-        except LostLockError:
-            self._take_back(created)
-            raise
-        except BaseException:
-            with self._lock:
-                self._created += created
-            raise
+        self._looks.look()
 
-    @contextlib.contextmanager
-    def confirming(self) -> Iterator[None]:
-        """Checks the lock at the end if anything was created since the last look, and whenever something went wrong.
-
-        Raises:
-            LostLockError: See `check`.
-        """
-        try:
-            yield
-        except LostLockError:
-            raise
-        except Exception:
-            self._check_if_reachable()  # What another run has changed may be all that is wrong.
-            raise
-        if self._created:
-            self.check()
-
-    def _check_if_reachable(self) -> None:
+    def _check_created(self, name: str, version: Version) -> None:
+        """Checks the lock after a name was created, and takes the name back if it was lost before."""
         try:
             self.check()
         except LostLockError:
-            raise
-        except (OutputError, OSError):
-            return
-
-    def _take_back(self, created: list[tuple[str, Version]]) -> None:
-        for name, version in created:
             with contextlib.suppress(OutputError, OSError):
                 if not self._counts(name):
                     self.base.delete(name, version)
+            raise
 
     def _counts(self, name: str) -> bool:
         """Whether whoever goes on by the same plan takes a name as its own: the ledger of a shard, the end of a job."""

@@ -9,7 +9,7 @@ from typing import Any
 from transforms.ahead import call_ahead, map_ahead
 from transforms.books import Verdict
 from transforms.elements import JobSpec, to_json
-from transforms.generations import FINISHED_NAME, base_of, confirming
+from transforms.generations import FINISHED_NAME, base_of
 from transforms.journal import JOURNALS
 from transforms.ledger import ATTEMPTS, read_published
 from transforms.names import list_shard_files
@@ -44,11 +44,8 @@ def finish_job(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
     Raises:
         OutputError: It cannot be written, or another run has the lock of the output by now.
     """
-    with confirming(store):
-        return _finish_generation(store, spec, verdict) if spec.generation else _finish_base(store, spec, verdict)
-
-
-def _finish_base(store: Store, spec: JobSpec, verdict: Verdict) -> dict[str, Any]:
+    if spec.generation:
+        return _finish_generation(store, spec, verdict)
     _, header = load_spec(store)
     report = build_report(store, spec, header)
     report["status"], report["message"] = verdict.status, verdict.message

@@ -148,18 +148,6 @@ def _rebase(store: Store, base: Store) -> Store:
     return GenerationStore(base, store.generation) if isinstance(store, GenerationStore) else base
 
 
-@contextlib.contextmanager
-def confirming(store: Store) -> Iterator[None]:
-    """Ends a part of a run's work: what it created was created while it held the lock, or else is gone.
-
-    Raises:
-        LostLockError: It holds the lock no longer, whatever else went wrong.
-    """
-    base = base_of(store)
-    with base.confirming() if isinstance(base, FencedStore) else contextlib.nullcontext():
-        yield
-
-
 def renew(store: Store, name: str) -> bool:
     """Makes a file that a run builds on its own: a run that has lost the lock can no longer delete what it saw before.
 

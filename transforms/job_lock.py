@@ -77,27 +77,26 @@ class JobLock:
         self.token = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
     def __enter__(self) -> JobLock:
-        while not self._take():
+        while True:
             found = read_lock(self._store)
-            if found is None:
-                continue
-            holder, version = found
-            if self._lives(holder):
-                raise LockedError(f"{self._store.root} is being written by {describe(holder)}")
-            try:
-                if self._take(version):
-                    break
-            except BusyError as error:
-                why = "which stands still in the middle of a change: let it go on, or end it"
-                raise LockedError(f"{self._store.root} is being written by {describe(holder)}, {why}") from error
+            if found is not None and self._lives(found[0]):
+                raise LockedError(f"{self._store.root} is being written by {describe(found[0])}")
+            if self._take(found):
+                break
         self._thread = threading.Thread(target=self._beat, name="gristmill-lock", daemon=True)
         self._thread.start()
         return self
 
-    def _take(self, version: Version | None = None) -> bool:
-        """Takes a lock that nobody holds, or exactly the one that was found; no act of its holder is under way then."""
-        with self._store.hold():
-            return self._store.put_if_version(LOCK_NAME, self._entry(), version) is not None
+    def _take(self, found: tuple[dict[str, Any], Version] | None) -> bool:
+        """Takes exactly the lock that was found, or none; no act of an earlier holder is under way then."""
+        try:
+            with self._store.hold():
+                version = None if found is None else found[1]
+                return self._store.put_if_version(LOCK_NAME, self._entry(), version) is not None
+        except BusyError as error:
+            who = "a process" if found is None else f"{describe(found[0])},"
+            why = "that stands still in the middle of a change: let it go on, or end it"
+            raise LockedError(f"{self._store.root} is being written by {who} {why}") from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None

@@ -20,7 +20,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from transforms.budget import ESTIMATE
 from transforms.elements import DeadLetter, Input, JobSpec, RecordBatch, ShardInfo, ShardTask, Span
-from transforms.generations import confirming, unfenced
+from transforms.generations import unfenced
 from transforms.job_lock import LostLockError
 from transforms.journal import forget_journal
 from transforms.ledger import ATTEMPTS
@@ -88,13 +88,12 @@ class PieceWriter:
         file = self._records.finish()
         books, dead = dict(self._books), dict(sorted(self._dead.to_fields().items()))
         mine = PieceEntry(self._spec.plan_id, self._task, file, self._first_span, books, dead, time.time())
-        with confirming(self._store):
-            if not commit_piece(self._store, self._spec, mine):
-                unfenced(self._store).delete(self._name)
-            forget_tries(self._store, self._spec, self._task.shard, self._try, self._task.piece)
-            self._progress.forget()
-            if self._has_journal:
-                forget_journal(self._store, self._spec, self._task)
+        if not commit_piece(self._store, self._spec, mine):
+            unfenced(self._store).delete(self._name)
+        forget_tries(self._store, self._spec, self._task.shard, self._try, self._task.piece)
+        self._progress.forget()
+        if self._has_journal:
+            forget_journal(self._store, self._spec, self._task)
         return ShardInfo(self._task, 0, books, dead_by_reason=dead)
 
     def abandon(self) -> None:

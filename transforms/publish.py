@@ -25,7 +25,7 @@ from transforms.books import JobBooks, Verdict, add_up, judge
 from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
-from transforms.generations import DECIDED_NAME, confirming, find_letters, open_job_store
+from transforms.generations import DECIDED_NAME, find_letters, open_job_store
 from transforms.job_lock import keep_lock, release_detached
 from transforms.ledger import find_ledger, published_name
 from transforms.names import shard_file_name
@@ -181,11 +181,6 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
     Raises:
         OutputError: A committed file is gone, or another run has the lock of the output by now.
     """
-    with confirming(store):
-        _give_names(store, spec, task)
-
-
-def _give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
     if spec.replay is not None and task.first == NOT_PUBLISHED:
         return  # The old dead letters stand until what passes now is published.
     found = find_ledger(store, spec, task.shard)

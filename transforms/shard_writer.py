@@ -19,7 +19,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from transforms.books import SourceRow, add_rows, append_row
 from transforms.dead_letters import to_line
 from transforms.elements import DeadLetter, JobSpec, RecordBatch, ShardInfo, ShardTask
-from transforms.generations import confirming, unfenced
+from transforms.generations import unfenced
 from transforms.job_lock import LostLockError
 from transforms.journal import forget_journal
 from transforms.ledger import ATTEMPTS, Ledger, StoredFile, commit, find_ledger
@@ -157,14 +157,13 @@ class ShardWriter:
             self._task.start_at,
             time.time(),
         )
-        with confirming(self._store):
-            winner = commit(self._store, self._spec, mine)
-            if winner is not mine:
-                self._delete_files()
-            forget_tries(self._store, self._spec, self._task.shard, self._try)
-            self._progress.forget()
-            if self._has_journal:
-                forget_journal(self._store, self._spec, self._task)
+        winner = commit(self._store, self._spec, mine)
+        if winner is not mine:
+            self._delete_files()
+        forget_tries(self._store, self._spec, self._task.shard, self._try)
+        self._progress.forget()
+        if self._has_journal:
+            forget_journal(self._store, self._spec, self._task)
         return info_of(self._store, self._spec, winner, self._task, self._named)
 
     def abandon(self) -> None:

@@ -103,16 +103,18 @@ def _plan(job: Job) -> Iterator[Kind]:
 
 def _prepare() -> Iterator[Kind]:
     """The driver: looks that the output is free, and puts the plan there."""
-    yield "miss", "plan", 4  # Does the output answer? Resumed? Planned? Planned still?
-    yield "miss", "manifest", 3
-    yield "miss", "state", 3  # Report, names that are replaced, plan of a generation.
+    yield "miss", "plan", 8  # Does the output answer? Resumed? Planned? Planned still, under the lock? To be replaced?
+    yield "miss", "inputs", 2
+    yield "miss", "manifest", 4
+    yield "miss", "lock", 1
+    yield "miss", "state", 7  # Report, names that are replaced, plan of a generation; what is deleted, config.
     yield "list", "output", 14
     yield "insert", "inputs", 1
     yield "insert", "plan", 1
-    yield "insert", "state", 3  # Probe, lock, config.
-    yield "delete", "plan", 1
-    yield "delete", "inputs", 1
-    yield "delete", "state", 4  # Probe, report, what `verify` found, abort note.
+    yield "insert", "state", 2  # Probe, config.
+    yield "insert", "lock", 1
+    yield "delete", "state", 1  # Probe.
+    yield "get", "lock", 7  # Before each change, and once more after a name was created.
 
 
 def _hand_out(job: Job) -> Iterator[Kind]:
@@ -134,6 +136,7 @@ def _convert(job: Job) -> Iterator[Kind]:
     yield "insert", "part", count
     yield "insert", "ledger", count
     yield "delete", "mark", count
+    yield "get", "lock", 5 * count  # Mark and ledger are created, the mark is deleted.
 
 
 def _watch(job: Job) -> Iterator[Kind]:
@@ -146,8 +149,8 @@ def _watch(job: Job) -> Iterator[Kind]:
     yield "delete", "progress", len(job.shards) if notes else 0
     yield "get", "progress", looks * job.workers if notes else 0
     yield "get", "ledger", len(job.shards) if job.run_secs else 0
-    yield "get", "state", beats + int(job.workers * job.run_secs / _KEEP_SECS)
-    yield "insert", "state", beats
+    yield "get", "lock", beats + int(job.workers * job.run_secs / _KEEP_SECS)
+    yield "insert", "lock", beats
 
 
 def _pause_secs(look_secs: float) -> float:
@@ -162,23 +165,30 @@ def _publish(job: Job) -> Iterator[Kind]:
     yield "look", "part", 2 * count  # Is it there? And its generation, to be copied.
     yield "miss", "shard", count
     yield "copy", "part", count
+    yield "miss", "note", count
     yield "insert", "note", count
+    yield "get", "lock", 4 * count  # At most: those that are under way at the same time share them.
 
 
 def _finish(job: Job) -> Iterator[Kind]:
     """One worker: manifest and report, then the attempts go."""
     count = len(job.shards)
-    yield "miss", "manifest", 1
+    yield "miss", "manifest", 2
     yield "look", "plan", 2
     yield "get", "plan", 1 + blocks_of(job.plan_bytes)
     yield "get", "ledger", count
     yield "get", "note", count
     yield "list", "output", pages_of(4 * count) + pages_of(count) + 3  # Everything; attempts; marks, journals, notes.
-    yield "miss", "state", 3  # Names that are replaced, plan of a generation, an older log.
+    yield "miss", "state", 6  # Names that are replaced, plan of a generation, report twice, an older log.
     yield "insert", "manifest", 1
     yield "delete", "part", count
-    yield "delete", "state", 2  # Names that are replaced, lock.
-    yield "get", "state", 5  # The config three times, the report, the lock.
+    yield "delete", "lock", 1
+    yield "get", "state", 4  # The config three times, the report.
+    yield (
+        "get",
+        "lock",
+        count + 9,
+    )  # At most; manifest and report, the parts that go, the command's last words, release.
     yield "insert", "state", 3  # Report, as JSON and as a page; log.
 
 

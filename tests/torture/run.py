@@ -1,8 +1,10 @@
 """Tortures the converter and holds what comes out against oracles that know what was done; prints a table.
 
-Three kinds of cases run side by side: damaged corpora, jobs whose steps misbehave, and jobs whose processes are killed.
-A seed, a kind and a number make a case again (of kills the choices, not the timing). Exit status 1 means that a law
-does not hold, that a case did not come to an end, or that there was not time for as many cases as were asked for.
+Four kinds of cases run side by side: damaged corpora, jobs whose steps misbehave, jobs whose processes are killed, and
+jobs that are suspended until another takes their output over.
+A seed, a kind and a number make a case again (of kills and suspensions the choices, not the timing). Exit status 1
+means that a law does not hold, that a case did not come to an end, or that there was not time for as many cases as were
+asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import psutil
 
-from torture import damaged, kills, misfortunes, quick_beam
+from torture import damaged, kills, misfortunes, owners, quick_beam
 from torture.oracle import DiscrepancyError
 from torture.tally import Case, Tally
 
@@ -38,11 +40,12 @@ _TELL_SECS = 30
 _LOOK_SECS = 0.2
 _HANG_SECS = 240
 _KILLS_A_JOB = 5
-_FLAGS = {"damage": "corpora", "steps": "steps", "kill": "kills"}
+_FLAGS = {"damage": "corpora", "steps": "steps", "kill": "kills", "owners": "owners"}
 _RUNNERS: dict[str, Callable[[Case, Path], Tally]] = {
     "damage": damaged.run_case,
     "steps": misfortunes.run_case,
     "kill": kills.run_case,
+    "owners": owners.run_case,
 }
 
 
@@ -58,7 +61,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpora", type=int, default=210, help="damaged corpora to convert")
     parser.add_argument("--kills", type=int, default=52, help="processes to kill")
     parser.add_argument("--steps", type=int, default=10, help="jobs with misbehaving steps to run")
-    parser.add_argument("--only", metavar="KIND:NUMBER", help="one case: damage:17, steps:3, kill:5")
+    parser.add_argument("--owners", type=int, default=8, help="jobs to suspend until another has taken over")
+    parser.add_argument("--only", metavar="KIND:NUMBER", help="one case: damage:17, steps:3, kill:5, owners:2")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     return parser.parse_args(argv)
 
@@ -102,7 +106,7 @@ class Campaign:
         self._folder = folder
         self._started = time.monotonic()
         self._numbers = {kind: itertools.count() for kind in _FLAGS}
-        self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 4}
+        self._lanes = {"damage": max(1, min(3, args.corpora // 20)), "steps": 1, "kill": 4, "owners": 1}
         self._running: dict[Case, float] = {}
         self._pool = concurrent.futures.ProcessPoolExecutor(
             self._lanes["damage"], multiprocessing.get_context("spawn"), quick_beam.remember
@@ -203,6 +207,8 @@ def _done(tally: Tally, kind: str) -> int:
     """Returns how much of what was asked for is done."""
     if kind == "kill":
         return tally.kills.total()
+    if kind == "owners":
+        return tally.owners.total()
     return tally.counts["corpora" if kind == "damage" else "jobs with misbehaving steps"]
 
 

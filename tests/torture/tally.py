@@ -12,7 +12,7 @@ class Case:
 
     Attributes:
         seed: Seed of the run.
-        kind: `damage`, `steps` or `kill`.
+        kind: `damage`, `steps`, `kill` or `owners`.
         number: Number among its kind.
     """
 
@@ -38,12 +38,14 @@ class Tally:
         damages: Damages by kind.
         kills: Kills by the process that was hit.
         misfortunes: What steps did, by kind.
+        owners: Runs that lost their lock while they were suspended, by what they were at.
     """
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     damages: Counter[str] = dataclasses.field(default_factory=Counter)
     kills: Counter[str] = dataclasses.field(default_factory=Counter)
     misfortunes: Counter[str] = dataclasses.field(default_factory=Counter)
+    owners: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         """Adds another one."""
@@ -53,7 +55,7 @@ class Tally:
     def lines(self) -> list[str]:
         """Returns the table."""
         rows = [(name, f"{count:,}") for name, count in self.counts.items()]
-        for field in ("damages", "kills", "misfortunes"):
+        for field in ("damages", "kills", "misfortunes", "owners"):
             counter: Counter[str] = getattr(self, field)
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counter.items()))
             rows.append((field, f"{counter.total():,}" + (f": {kinds}" if kinds else "")))

@@ -22,7 +22,7 @@ STARTS = corpora.frame_starts(PAYLOADS)
 
 
 def test_short_torture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--corpora", "10", "--kills", "2", "--steps", "1", "--seconds", "120"]
+    flags = ["--corpora", "10", "--kills", "2", "--steps", "1", "--owners", "1", "--seconds", "120"]
     status = run.main([*flags, "--folder", str(tmp_path / "torture")])
     printed = capsys.readouterr().out
     assert status == 0, printed

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from fakes import WorstStore
+from transforms import folder_lock
 from transforms.job_lock import (
     LOCK_NAME,
     JobLock,
     LockedError,
+    LostLockError,
     describe,
     is_stale,
     keep_lock,
@@ -144,6 +146,78 @@ class TestHeartbeat:
         assert holder_of(store)["token"] == "other"
 
 
+class TestChangesAreBoundToWhatWasRead:
+    """Between reading the lock and writing it the writer may be suspended, and another host takes it over."""
+
+    @pytest.fixture
+    def store(self) -> WorstStore:
+        return WorstStore()
+
+    def taken_over(self, store: WorstStore) -> None:
+        store.forget(LOCK_NAME)
+        assert store.put_if_absent(LOCK_NAME, json.dumps(entry()).encode())
+
+    def test_heartbeat_that_comes_late_does_not_overwrite_the_next_holder(self, store: WorstStore) -> None:
+        with JobLock(store, heartbeat_secs=0.02):
+            wait_until(lambda: store.calls[-1].startswith("put_if_version"))
+            store.suspend_before("put_if_version", lambda: self.taken_over(store))
+            wait_until(lambda: holder_of(store)["token"] == "other")
+            time.sleep(0.1)
+            assert {**holder_of(store), "heartbeat": 0} == entry(heartbeat=0)
+        assert holder_of(store)["token"] == "other"
+
+    def test_worker_that_renews_late_does_not_overwrite_the_next_holder(self, store: WorstStore) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(token="ours", job=JOB, heartbeat=1)).encode())
+        store.suspend_before("put_if_version", lambda: self.taken_over(store))
+        with keep_lock(store, "ours", look_secs=0.01):
+            wait_until(lambda: holder_of(store)["token"] == "other")
+            time.sleep(0.1)
+        assert {**holder_of(store), "heartbeat": 0} == entry(heartbeat=0)
+
+    def test_lock_that_somebody_else_has_by_now_cannot_be_handed_over(self, store: WorstStore) -> None:
+        with JobLock(store) as lock:
+            store.suspend_before("put_if_version", lambda: self.taken_over(store))
+            with pytest.raises(LostLockError, match="now process 1 on elsewhere"):
+                lock.hand_over(JOB)
+        assert holder_of(store)["token"] == "other"
+
+    def test_lock_that_changes_hands_while_it_is_handed_over_by_a_worker_of_ours_is_handed_over(
+        self, store: WorstStore
+    ) -> None:
+        with JobLock(store) as lock:
+            renewed = {**holder_of(store), "heartbeat": 5}
+            store.suspend_before("put_if_version", lambda: store.put(LOCK_NAME, json.dumps(renewed).encode()))
+            lock.hand_over(JOB)
+            assert (holder_of(store)["job"], holder_of(store)["token"]) == (JOB, lock.token)
+
+    def test_holder_that_comes_back_while_it_is_taken_for_dead_keeps_the_lock(self, store: WorstStore) -> None:
+        store.put(LOCK_NAME, json.dumps(entry(heartbeat=1)).encode())
+        back = json.dumps(entry(heartbeat=time.time())).encode()
+        lock = JobLock(store, heartbeat_secs=0.02)
+        store.suspend_before("put_if_version", lambda: store.put(LOCK_NAME, back))
+        with pytest.raises(LockedError, match="process 1 on elsewhere"), lock:
+            pytest.fail("two hold the lock")
+        assert holder_of(store)["token"] == "other"
+
+    def test_release_leaves_the_next_holders_lock(self, store: WorstStore) -> None:
+        with JobLock(store):
+            store.suspend_before("delete", lambda: self.taken_over(store))
+        assert holder_of(store)["token"] == "other"
+
+    def test_holder_says_once_that_it_has_lost_its_lock(
+        self, store: WorstStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with JobLock(store, heartbeat_secs=0.02) as lock:
+            self.taken_over(store)
+            wait_until(lambda: "lost its lock" in caplog.text)
+            with pytest.raises(LostLockError, match=r"has lost its lock of worst://.* now process 1 on elsewhere"):
+                lock.check()
+            store.forget(LOCK_NAME)
+            with pytest.raises(LostLockError, match="whoever took it has ended since"):
+                lock.check()
+        assert caplog.text.count("lost its lock") == 1
+
+
 class TestTakeover:
     def take_over(self, store: Store, holder: dict[str, Any] | bytes) -> None:
         """Enters a directory that is locked by `holder`."""
@@ -165,6 +239,47 @@ class TestTakeover:
 
     def test_lock_of_a_number_that_another_process_has_now(self, store: Store) -> None:
         self.take_over(store, entry(**where_processes_are(), pid=os.getppid(), pid_started="1"))
+
+    @pytest.mark.parametrize("differs", ["host", "boot", "pid_namespace"])
+    def test_number_of_a_process_counts_only_where_it_was_given(self, store: Store, differs: str) -> None:
+        """Here no process has that number; where it was given one may well have."""
+        elsewhere = {**where_processes_are(), differs: "another"}
+        store.put(LOCK_NAME, json.dumps(entry(**elsewhere, pid=1 << 22)).encode())
+        with pytest.raises(LockedError, match="process 4194304 on "), JobLock(store, heartbeat_secs=0.02):
+            pytest.fail("two hold the lock")
+        self.take_over(store, entry(**elsewhere, pid=os.getpid(), heartbeat=time.time() - 1000))
+
+    def test_lock_of_an_older_version_counts_by_its_heartbeat(self, store: Store) -> None:
+        """It says neither boot nor PID namespace, so that its number may be one of another container."""
+        old = {
+            "host": socket.gethostname(),
+            "pid": 1 << 22,
+            "pid_started": "1",
+            "token": "other",
+            "since": 1.0,
+            "job": None,
+        }
+        store.put(LOCK_NAME, json.dumps({**old, "heartbeat": time.time()}).encode())
+        with pytest.raises(LockedError, match="process 4194304 on "), JobLock(store, heartbeat_secs=0.02):
+            pytest.fail("two hold the lock")
+        self.take_over(store, {**old, "heartbeat": time.time() - 1000})
+
+    def test_lock_of_a_clock_far_ahead_is_listened_to_and_then_taken(self, store: Store) -> None:
+        self.take_over(store, entry(heartbeat=time.time() + 3600))
+
+    def test_who_stands_still_in_the_middle_of_a_change_keeps_the_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(folder_lock.folder_lock.__wrapped__, "__kwdefaults__", {"shared": False, "wait_secs": 0.05})
+        store = LocalStore(str(tmp_path))
+        store.put(LOCK_NAME, json.dumps(entry(heartbeat=1)).encode())
+
+        def try_to_take() -> None:
+            with pytest.raises(LockedError, match=r"process 1 on elsewhere .* stands still in the middle of a change"):
+                JobLock(store, heartbeat_secs=0.02).__enter__()
+
+        store.guarded(try_to_take).put("manifest.json", b"x")
+        assert holder_of(store)["token"] == "other"
 
     def test_lock_of_another_host_whose_heartbeat_stopped(self, store: Store) -> None:
         self.take_over(store, entry(heartbeat=time.time() - 1000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import os
 import textwrap
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from fakes import files_below, run_python, run_together
-from transforms.store import LocalStore, OutputError
+from transforms import folder_lock
+from transforms.store import BusyError, LocalStore, OutputError
 
 
 @pytest.fixture
@@ -103,7 +105,8 @@ class TestWithoutHardLinks:
 
 ON_FULL_DISK = """
     import resource, sys
-    from transforms.store import LocalStore, OutputError
+    from transforms import folder_lock
+from transforms.store import BusyError, LocalStore, OutputError
     store = LocalStore(sys.argv[1])
     store.put("small", b"x")
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -164,7 +167,8 @@ def test_name_of_a_folder_is_an_output_error_and_leaves_no_temporary(local: Loca
 def test_root_that_cannot_be_made_is_an_output_error_and_no_endless_loop() -> None:
     """/proc answers `mkdir` with "no such file", as a mount that has gone does."""
     program = """
-        from transforms.store import LocalStore, OutputError
+        from transforms import folder_lock
+from transforms.store import BusyError, LocalStore, OutputError
         try:
             LocalStore("/proc/nowhere/out").put("x", b"data")
         except OutputError as error:
@@ -207,3 +211,103 @@ def test_clean_deletes_what_killed_writers_left_and_nothing_else(tmp_path: Path)
         (tmp_path / name).with_name(".gristmill-0123").write_bytes(b"half")
     store.clean()
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(names)
+
+
+CHANGES = ["put_if_absent", "put", "put_file", "put_if_version", "copy", "delete", "delete_version", "clean"]
+
+
+def change(store: LocalStore, kind: str, file: str) -> None:
+    """Makes a change of each kind, of a tree that `make_tree` made."""
+    match kind:
+        case "put_if_absent":
+            store.put_if_absent("_gristmill/new", b"x")
+        case "put":
+            store.put("_gristmill/entry", b"x")
+        case "put_file":
+            store.put_file(file, "final")
+        case "put_if_version":
+            store.put_if_version("_gristmill/shards/0", b"x", store.version("_gristmill/shards/0"))
+        case "copy":
+            store.copy("_gristmill/entry", "final")
+        case "delete":
+            store.delete("final")
+        case "delete_version":
+            store.delete("_gristmill/shards/0", store.version("_gristmill/shards/0"))
+        case _:
+            store.clean()
+
+
+def make_tree(store: LocalStore) -> dict[str, bytes]:
+    for name in ("_gristmill/entry", "_gristmill/shards/0", "final"):
+        store.put(name, name.encode())
+    Path(store.root, ".gristmill-left").write_bytes(b"half")
+    return files_below(store.root)
+
+
+class TestGuarded:
+    @pytest.mark.parametrize("has_links", [True, False])
+    @pytest.mark.parametrize("kind", CHANGES)
+    def test_change_whose_check_fails_does_not_happen(
+        self, local: LocalStore, kind: str, has_links: bool, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        if not has_links:
+            request.getfixturevalue("no_links")
+        before = make_tree(local)
+        (tmp_path / "file").write_bytes(b"x")
+
+        def refuse() -> None:
+            raise OutputError("not now")
+
+        with pytest.raises(OutputError, match="not now"):
+            change(local.guarded(refuse), kind, str(tmp_path / "file"))
+        assert files_below(local.root) == before
+
+    @pytest.mark.parametrize("kind", CHANGES)
+    def test_change_waits_for_whoever_holds_the_store_and_is_checked_only_then(
+        self, local: LocalStore, kind: str, tmp_path: Path
+    ) -> None:
+        before = make_tree(local)
+        (tmp_path / "file").write_bytes(b"x")
+        is_free = threading.Event()
+        checks: list[bool] = []
+        guarded = local.guarded(lambda: checks.append(is_free.is_set()))
+        other = threading.Thread(target=change, args=(guarded, kind, str(tmp_path / "file")))
+        with local.hold():
+            other.start()
+            other.join(0.1)
+            assert {**files_below(local.root), **before} == files_below(local.root)  # Only temporary files beside.
+            is_free.set()
+        other.join()
+        assert checks == [True]
+        assert files_below(local.root) != before
+
+    def test_who_stands_still_in_a_change_keeps_others_from_holding_the_store(
+        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(folder_lock.folder_lock.__wrapped__, "__kwdefaults__", {"shared": False, "wait_secs": 0.05})
+
+        def try_to_hold() -> None:
+            with pytest.raises(BusyError, match=r"in the middle of a change .*suspended"), local.hold():
+                pytest.fail("two at a time")
+
+        local.put("x", b"1")
+        local.guarded(try_to_hold).put("x", b"2")
+        with local.hold():
+            pass
+
+    @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF])
+    def test_folder_that_cannot_be_locked_is_changed_after_a_check(
+        self, local: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        checks: list[int] = []
+        guarded = local.guarded(lambda: checks.append(1))
+        with local.hold():
+            guarded.put("x", b"1")
+        version = local.version("x")
+        assert version is not None
+        assert guarded.delete("x", version) is True
+        assert len(checks) == 2

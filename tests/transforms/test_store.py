@@ -123,6 +123,71 @@ class TestPut:
         assert found[0] == b"plan\n" * 1000
 
 
+class TestPutIfVersion:
+    def test_version_that_stands_is_replaced_and_another_stays(self, store: Store) -> None:
+        store.put("_gristmill/x", b"one")
+        found = store.get("_gristmill/x")
+        assert found is not None
+        new = store.put_if_version("_gristmill/x", b"two, longer", found[1])
+        assert new is not None
+        assert store.put_if_version("_gristmill/x", b"three", found[1]) is None
+        assert store.put_if_version("_gristmill/x", b"four", None) is None
+        assert store.get("_gristmill/x") == (b"two, longer", new)
+
+    def test_none_stands_for_a_name_that_is_not_there(self, store: Store) -> None:
+        new = store.put_if_version("_gristmill/x", b"one", None)
+        assert new is not None
+        assert store.delete("_gristmill/x", new) is True
+        assert store.put_if_version("_gristmill/x", b"two", new) is None
+        assert list(store.list("")) == []
+
+    def test_one_of_sixteen_threads_replaces_a_version(self, versioned: Store) -> None:
+        for _ in range(10):
+            versioned.put("shards/x", b"entry")
+            found = versioned.get("shards/x")
+            assert found is not None
+            contents = [b"winner-%02d" % number for number in range(16)]
+            calls = [functools.partial(versioned.put_if_version, "shards/x", data, found[1]) for data in contents]
+            made = run_together(calls)
+            [winner] = [number for number, version in enumerate(made) if version is not None]
+            assert versioned.get("shards/x") == (contents[winner], made[winner])
+
+    def test_creating_replacing_and_deleting_exclude_each_other(self, versioned: Store) -> None:
+        """Of those that saw a version one deletes or replaces it; who creates the name comes after a deletion."""
+        for _ in range(20):
+            versioned.put("shards/x", b"old")
+            found = versioned.get("shards/x")
+            assert found is not None
+            deleted, replaced, created = run_together(
+                [
+                    functools.partial(versioned.delete, "shards/x", found[1]),
+                    functools.partial(versioned.put_if_version, "shards/x", b"replaced", found[1]),
+                    functools.partial(versioned.put_if_absent, "shards/x", b"created"),
+                ]
+            )
+            assert deleted is (replaced is None)
+            assert deleted or not created
+            stands = versioned.get("shards/x")
+            assert (stands and stands[0]) == (b"replaced" if replaced else b"created" if created else None)
+
+    def test_file_and_copy_go_onto_the_version_that_was_seen(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"from a file")
+        first = store.put_file_if_version(str(tmp_path / "file"), "a/x", None)
+        assert first is not None
+        assert store.put_file_if_version(str(tmp_path / "file"), "a/x", None) is None
+        assert store.version("a/x") == first
+        store.put("a/y", b"source")
+        second = store.copy_if_version("a/y", "a/x", first)
+        assert second is not None
+        assert second != first
+        assert store.copy_if_version("a/y", "a/x", None) is None
+        assert (store.version("a/x"), store.version("nothing")) == (second, None)
+        with store.open("a/x") as file:
+            assert file.read() == b"source"
+        with pytest.raises(FileNotFoundError):
+            store.copy_if_version("nothing", "a/z", None)
+
+
 class TestReading:
     def test_missing_names_are_none_or_not_found(self, store: Store) -> None:
         store.put("file", b"x")
