@@ -50,6 +50,9 @@ _FORMS = (
 )
 """(label, form of a name, form of the part of a pattern that asks for such names), in lower case."""
 
+_FOLDERS = ("beam-temp-*",)
+"""Labels of forms that folders alone have; a file may be called `beam-temp-2026.tfrecord`."""
+
 FOLDER_MARKER = "folder markers"
 """Label of an object without bytes that only says that there is a folder."""
 
@@ -84,11 +87,11 @@ def passed_over_as(name: bytes, asked: frozenset[str] = frozenset(), *, is_folde
     Args:
         name: One part of a path or object name. An empty one, as in `raw//x`, falls under no rule.
         asked: Labels that the pattern asks for, see `asked_for`.
-        is_folder: Whether it is a folder: sidecars and copies are files.
+        is_folder: Whether it is a folder: sidecars and copies are files, Beam's temporary things are folders.
     """
     lower = name.lower()
     for label, match, _ in _COMPILED:
-        if label not in asked and match(lower):
+        if label not in asked and (is_folder or label not in _FOLDERS) and match(lower):
             return label
     ending = lower.rpartition(b".")[2] if b"." in name else b""
     found = _SYSTEM_LABELS.get(lower) or _LABELS.get(ending) or (None if is_folder else _FILE_LABELS.get(ending))
