@@ -236,7 +236,7 @@ class _Lister:
         if target in above or target == real:  # A link to a folder above: its files are reached without it.
             return
         found = self._walk(entry.path, parts, (*above, real))
-        label = passed_over_as(entry.name, asked, is_folder=True)
+        label = None if is_plain(entry.name) else passed_over_as(entry.name, asked, is_folder=True)
         if label is None:
             yield from found
         elif num_files := sum(1 for _ in found):

@@ -50,6 +50,9 @@ _FORMS = (
 )
 """(label, form of a name, form of the part of a pattern that asks for such names), in lower case."""
 
+_FOLDERS = ("beam-temp-*",)
+"""Labels of forms that folders alone have; a file may be called `beam-temp-2026.tfrecord`."""
+
 FOLDER_MARKER = "folder markers"
 """Label of an object without bytes that only says that there is a folder."""
 
@@ -62,19 +65,19 @@ _SYSTEM_LABELS = {name.encode(): name.strip() for name in _SYSTEM}
 _COMPILED = [(label, re.compile(name, re.DOTALL).match, re.compile(part).match) for label, name, part in _FORMS]
 
 # What may fall under a rule, told by its ends: few names, so that ten million others cost four look-ups each.
-_FIRST_BYTES = b"._~#@$+bBiI"
-_LAST_BYTES = b"~#$_"
+_FIRST_BYTES = frozenset(b"._~#@$+bBiI")
+_LAST_BYTES = frozenset(b"~#$_")
 _MARK = b".incomplete"
 _ENDINGS = {*_LABELS, *_FILE_LABELS, *(name.rpartition(b".")[2] for name in _SYSTEM_LABELS)}
 
 
 def is_plain(name: bytes) -> bool:
-    """Whether a part of a name surely falls under no rule; quick, and true of nearly all."""
-    return not (
-        name[:1] in _FIRST_BYTES
-        or name[-1:] in _LAST_BYTES
-        or name.rpartition(b".")[2].lower() in _ENDINGS
-        or _MARK in name
+    """Whether a part of a name, which is not empty, surely falls under no rule; quick, and true of nearly all."""
+    return (
+        name[0] not in _FIRST_BYTES
+        and name[-1] not in _LAST_BYTES
+        and name[name.rfind(b".") + 1 :].lower() not in _ENDINGS
+        and _MARK not in name
     )
 
 
@@ -84,11 +87,11 @@ def passed_over_as(name: bytes, asked: frozenset[str] = frozenset(), *, is_folde
     Args:
         name: One part of a path or object name. An empty one, as in `raw//x`, falls under no rule.
         asked: Labels that the pattern asks for, see `asked_for`.
-        is_folder: Whether it is a folder: sidecars and copies are files.
+        is_folder: Whether it is a folder: sidecars and copies are files, Beam's temporary things are folders.
     """
     lower = name.lower()
     for label, match, _ in _COMPILED:
-        if label not in asked and match(lower):
+        if label not in asked and (is_folder or label not in _FOLDERS) and match(lower):
             return label
     ending = lower.rpartition(b".")[2] if b"." in name else b""
     found = _SYSTEM_LABELS.get(lower) or _LABELS.get(ending) or (None if is_folder else _FILE_LABELS.get(ending))

@@ -12,7 +12,6 @@ LEFTOVERS = {
     "~$*": ["~$report.docx"],
     "*~": ["a.tfrecord~", "a.tfrecord.~1~"],
     "#*#": ["#a.tfrecord#"],
-    "beam-temp-*": ["beam-temp-corpus-5f1d3c0a9b8e11ee8c990242ac120002"],
     "incomplete.*": [
         "incomplete.0123456789abcdef0123456789abcdef.corpus-train.tfrecord-00000-of-00008",
         "incomplete.AB12CD_1.0.0",
@@ -90,6 +89,13 @@ def test_data_is_no_leftover(name: str) -> None:
     assert passed_over_as(name.encode(), is_folder=True) is None
 
 
+def test_what_beam_leaves_is_a_folder() -> None:
+    name = b"beam-temp-corpus-5f1d3c0a9b8e11ee8c990242ac120002"
+    assert passed_over_as(name, is_folder=True) == "beam-temp-*"
+    assert not is_plain(name)
+    assert passed_over_as(b"beam-temp-2026.tfrecord") is None
+
+
 def test_bytes_that_are_no_text_are_told_as_well() -> None:
     assert passed_over_as(b"\xff\n\xfe.part") == "*.part"
     assert passed_over_as(b"\xff\n\xfe") is None
@@ -111,7 +117,7 @@ def test_a_folder_may_be_called_like_a_sidecar(name: str) -> None:
         ("_*.part", ["_x.part"], []),
         ("*.PART", ["x.part"], []),
         ("*.incomplete*", ["x.incompleteAB12CD"], []),
-        ("beam-temp-*", ["beam-temp-x"], []),
+        ("beam-temp-*", [], ["beam-temp-x~"]),
         ("incomplete.*", ["incomplete.AB12CD_x"], []),
         ("*~", ["x~"], ["x.part"]),
         ("lost+found", ["lost+found"], []),
