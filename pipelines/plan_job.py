@@ -13,12 +13,11 @@ from typing import Any
 from pipelines.config import JobConfig
 from pipelines.errors import UsageError
 from pipelines.tell_format import tell_format
-from transforms.elements import Input, JobSpec, ShardTask
+from transforms.elements import Input, JobSpec, ShardTask, display_name, printable
 from transforms.formats import load_format
 from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (
-    COMPRESSED_SUFFIXES,
     Estimate,
     Layout,
     ShardsRequest,
@@ -97,7 +96,8 @@ def plan_job(
         spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
     estimate = _estimate(sample, spec, listing)
-    total = listing.total_bytes + int(listing.compressed_bytes * (estimate.inflation - 1))
+    compressed = listing.total_bytes if estimate.all_compressed else listing.compressed_bytes
+    total = listing.total_bytes + int(compressed * (estimate.inflation - 1))
     num_records = int(total / estimate.record_bytes)
     layout = choose_layout(ShardsRequest.parse(config.write.shards), total, estimate.record_bytes)
     fingerprint = _fingerprint(config, listing, spec, limit)
@@ -187,7 +187,7 @@ def _cut(
     splittable = load_format(spec.format).SPLITTABLE and spec.compression in ("auto", "none")
 
     def splits(source: Input) -> bool:
-        return splittable and not source.name.lower().endswith(COMPRESSED_SUFFIXES)
+        return splittable and not estimate.is_compressed(source)
 
     # A trial run reads the first records only, in one shard, so that "the first" has one meaning.
     num_shards = 1 if spec.limit else layout.num_shards
@@ -240,6 +240,12 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num
         saving = max(0.0, sample.saving)
         chosen = spec.writer_options.split(",", 1)[1]
         notes.append(f"compression {chosen}: zstd:3 saves {saving:.0%} on {len(sample.payloads)} sampled payloads")
+    if sample.uneven is not None:
+        name = printable(display_name(sample.uneven))
+        notes.append(f"records differ much in size within {name}: shards are planned by bytes, not by records")
+    if sample.unnamed_compressed_bytes:
+        share = sample.unnamed_compressed_bytes / sample.plain_name_bytes
+        notes.append(f"{share:.0%} of the sampled bytes are compressed though their names do not say so")
     if config.write.group_size > 1:
         notes.append(
             f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record"

@@ -24,8 +24,7 @@ from transforms.books import (
     is_balanced,
     judge,
 )
-from transforms.budget import Budget, dead_fraction
-from transforms.budget import ESTIMATE
+from transforms.budget import ESTIMATE, Budget, dead_fraction
 from transforms.elements import Input, ShardInfo, Span
 from transforms.plan import cut_shards
 

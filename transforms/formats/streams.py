@@ -15,6 +15,7 @@ from transforms.sources import RandomAccessFile
 _COMPRESSED_PIECE_BYTES = 256 << 10
 _INFLATED_PIECE_BYTES = 1 << 20  # What one step may inflate to, so that a bomb is met a MiB at a time.
 _TRIED_BYTES = 4096
+_ZLIB_HEADER_BYTES = 2
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 GZIP_MAGIC = b"\x1f\x8b\x08"
 
@@ -166,6 +167,8 @@ class InflatedBytes:
         """Whether what follows the end of a stream is another one, as `cat a.zz b.zz` makes it."""
         if self._compression == "gzip":
             return self._pending.startswith(GZIP_MAGIC[:2])
+        if len(self._pending) < _ZLIB_HEADER_BYTES:
+            return False
         try:  # Two bytes of a header are too few to tell a stream from anything else.
             zlib.decompressobj().decompress(self._pending[:_TRIED_BYTES], _TRIED_BYTES)
         except zlib.error:

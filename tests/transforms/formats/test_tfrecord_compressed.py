@@ -78,6 +78,8 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         pytest.param(zlib.compress(DATA), id="zlib"),
         pytest.param(zlib.compress(DATA, 0), id="zlib stored"),
         pytest.param(zlib.compress(DATA, 9) + bytes(5), id="zlib with padding"),
+        pytest.param(zlib.compress(DATA[:50]) + zlib.compress(DATA[50:], 0), id="two zlib streams"),
+        pytest.param(b"".join(zlib.compress(DATA[at : at + 9]) + bytes(3) for at in range(0, len(DATA), 9)), id="many"),
     ],
 )
 def test_whole_streams_give_every_record(packed: bytes, piece_bytes: int | None) -> None:
@@ -103,6 +105,12 @@ def test_ranges_of_a_compressed_file_leave_it_all_to_the_first() -> None:
     assert [len(result.records) for result in results] == [300, 0, 0, 0]
     assert [result.span.start for result in results] == [0, None, None, None]
     assert corpora.add_up_ranges(results, len(GZIP)).apart == []
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"\x1f", b"hello, world", bytes(9) + b"x", DATA[:40]])
+def test_garbage_after_a_zlib_stream_is_told_after_every_record(garbage: bytes, piece_bytes: int | None) -> None:
+    result = read(zlib.compress(DATA) + garbage)
+    assert result.regions == [(len(DATA), len(garbage.lstrip(b"\0")), "trailing_garbage")]
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\x1f", b"hello, world", bytes(9) + b"x", DATA[:40]])
