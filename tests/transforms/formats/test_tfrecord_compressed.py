@@ -57,6 +57,14 @@ def assert_tiles(result: RangeResult, num_bytes: int) -> None:
     assert result.num_bytes == num_bytes
 
 
+def bgzip_of(data: bytes) -> bytes:
+    """A block of `bgzip`: a gzip member that says its length in an extra field; an empty one ends the file."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    packed = packer.compress(data) + packer.flush()
+    head = b"\x1f\x8b\x08\x04" + bytes(5) + b"\xff\x06\0BC\x02\0" + struct.pack("<H", len(packed) + 25)
+    return head + packed + struct.pack("<II", zlib.crc32(data), len(data))
+
+
 @pytest.fixture(params=[None, 1, 2, 7, 100])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """How much is fetched and inflated at once: seams must not show."""
@@ -75,6 +83,9 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         pytest.param(gzip_of(b"") + gzip_of(b"") + GZIP + gzip_of(b""), id="empty members"),
         pytest.param(GZIP + bytes(700), id="zero padding at the end"),
         pytest.param(gzip_of(DATA[:46]) + bytes(300) + gzip_of(DATA[46:]), id="zero padding between members"),
+        pytest.param(
+            b"".join(bgzip_of(DATA[at : at + 97]) for at in (*range(0, len(DATA), 97), len(DATA))), id="bgzip"
+        ),
         pytest.param(zlib.compress(DATA), id="zlib"),
         pytest.param(zlib.compress(DATA, 0), id="zlib stored"),
         pytest.param(zlib.compress(DATA, 9) + bytes(5), id="zlib with padding"),
