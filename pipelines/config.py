@@ -232,7 +232,29 @@ def load_config(path: str | None, overrides: list[tuple[str, Any]]) -> JobConfig
         raise UsageError("\n".join(where + _explain(problem) for problem in error.errors())) from error
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
+    """Reads numbers by the rules of YAML 1.2, in which `1:30` is text and not 90."""
+
+
+_BASE_60 = ":[0-5]"
+"""What the patterns of numbers to the base of 60 have in them; these stand as alternatives of their own."""
+
+
+def _without_base_60(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    alternatives = pattern.pattern.strip().removeprefix("^(?:").removesuffix(")$").split("\n")
+    kept = [one.strip().lstrip("|") for one in alternatives if _BASE_60 not in one]
+    return re.compile(f"^(?:{'|'.join(kept)})$", re.VERBOSE)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, _without_base_60(pattern) if tag.endswith((":int", ":float")) else pattern) for tag, pattern in resolvers
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _UniqueKeys(_Loader):
     """Refuses a key that stands twice in a group: the last would win without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -283,7 +305,7 @@ def parse_value(text: str) -> Any:
     A template such as {SPLIT}-{SHARD_X_OF_Y} is text, though YAML takes its braces for a mapping.
     """
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return text if isinstance(value, dict) and None in value.values() else value

@@ -48,6 +48,7 @@ class PlannedJob:
         estimated_output_bytes: Estimated bytes of all shards, if the steps change nothing.
         sampled: Payloads that were looked at.
         state: Further files of the job's state: local paths by name.
+        all_compressed: Whether all inputs are taken to be compressed, whatever their names.
         timing: What the steps take, None where that is not known, see `pipelines.plan_pieces`.
     """
 
@@ -60,6 +61,7 @@ class PlannedJob:
     estimated_output_bytes: int
     sampled: list[bytes]
     state: dict[str, str] = dataclasses.field(default_factory=dict)
+    all_compressed: bool = False
     timing: Timing | None = None
 
 
@@ -97,7 +99,8 @@ def plan_job(
         spec = name_generation(spec, generation)
     sample = take_sample(chosen, spec)
     estimate = _estimate(sample, spec, listing)
-    total = listing.total_bytes + int(listing.compressed_bytes * (estimate.inflation - 1))
+    compressed = listing.total_bytes if estimate.all_compressed else listing.compressed_bytes
+    total = listing.total_bytes + int(compressed * (estimate.inflation - 1))
     num_records = int(total / estimate.record_bytes)
     layout = choose_layout(ShardsRequest.parse(config.write.shards), total, estimate.record_bytes)
     fingerprint = _fingerprint(config, listing, spec, limit)
@@ -126,7 +129,17 @@ def plan_job(
     with open(inputs_path, "rb") as lines:
         write_plan(plan_path, make_header, _cut(spec, read_inputs(lines), total, layout, estimate))
     output_bytes = _estimate_output(spec, sample, total)
-    return PlannedJob(spec, header, inputs_path, plan_path, total, num_records, output_bytes, sample.payloads)
+    return PlannedJob(
+        spec,
+        header,
+        inputs_path,
+        plan_path,
+        total,
+        num_records,
+        output_bytes,
+        sample.payloads,
+        all_compressed=estimate.all_compressed,
+    )
 
 
 def _estimate(sample: Sample, spec: JobSpec, listing: Listing) -> Estimate:
@@ -187,7 +200,7 @@ def _cut(
 ) -> Iterator[ShardTask]:
     # A trial run reads the first records only, in one shard, so that "the first" has one meaning.
     num_shards = 1 if spec.limit else layout.num_shards
-    return cut_shards(inputs, total, num_shards, estimate.weigh, can_split(spec))
+    return cut_shards(inputs, total, num_shards, estimate.weigh, can_split(spec, estimate))
 
 
 def _fingerprint(config: JobConfig, listing: Listing, spec: JobSpec, limit: int) -> dict[str, Any]:
@@ -237,6 +250,12 @@ def _notes(config: JobConfig, layout: Layout, spec: JobSpec, sample: Sample, num
         saving = max(0.0, sample.saving)
         chosen = spec.writer_options.split(",", 1)[1]
         notes.append(f"compression {chosen}: zstd:3 saves {saving:.0%} on {len(sample.payloads)} sampled payloads")
+    if sample.uneven is not None:
+        name = printable(display_name(sample.uneven))
+        notes.append(f"records differ much in size within {name}: shards are planned by bytes, not by records")
+    if sample.unnamed_compressed_bytes:
+        share = sample.unnamed_compressed_bytes / sample.plain_name_bytes
+        notes.append(f"{share:.0%} of the sampled bytes are compressed though their names do not say so")
     if config.write.group_size > 1:
         notes.append(
             f"write.group_size {config.write.group_size}: Grain expects 1, and reads a whole group for each record"

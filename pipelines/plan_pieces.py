@@ -94,7 +94,8 @@ def _cut(job: PlannedJob, timing: Timing, total_secs: float, path: str) -> Plann
 
     with open(job.plan_path, "rb") as plan, open(job.inputs_path, "rb") as lines:
         tasks = (task for _, task in read_tasks(plan))
-        num_pieces = write_plan(path, make_header, cut_pieces(tasks, counts, lines, job.spec, mean_bytes))
+        pieces = cut_pieces(tasks, counts, lines, job.spec, mean_bytes, all_compressed=job.all_compressed)
+        num_pieces = write_plan(path, make_header, pieces)
     if not num_pieces:
         return job
     cut = sum(count > 1 for count in counts)

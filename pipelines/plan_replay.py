@@ -17,9 +17,9 @@ from transforms.ahead import map_ahead
 from transforms.budget import Budget
 from transforms.dead_letters import MAX_REASONS
 from transforms.elements import DeadLetter, Input, JobSpec, ShardTask, name_from_fields
-from transforms.generations import generation_name, name_generation
+from transforms.generations import LETTERS_NAME, generation_name, name_generation
 from transforms.inputs import read_inputs
-from transforms.letters import LETTERS_NAME, LettersFile, Selection, read_lines, write_letters_files
+from transforms.letters import LettersFile, Selection, read_lines, write_letters_files
 from transforms.new_inputs import name_table
 from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS
 from transforms.plan_file import write_plan

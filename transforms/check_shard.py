@@ -16,9 +16,9 @@ from typing import TypeVar
 from array_record.python.array_record_module import ArrayRecordReader
 
 from transforms.books import COUNTS, is_balanced
-from transforms.generations import REPLAYED, base_name, find_letters, moved_name
+from transforms.generations import LETTERS_NAME, REPLAYED, base_name, find_letters, moved_name
 from transforms.ledger import Ledger, StoredFile, find_ledger, ledger_name, read_published
-from transforms.letters import LETTERS_NAME, consumed_lines, letters_file
+from transforms.letters import consumed_lines, letters_file
 from transforms.replaced import final_letters
 from transforms.shard_writer import file_crc32c
 from transforms.store import Store

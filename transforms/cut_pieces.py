@@ -9,7 +9,7 @@ from typing import BinaryIO
 from transforms.elements import Input, JobSpec, ShardTask
 from transforms.formats import load_format
 from transforms.inputs import read_inputs
-from transforms.plan import COMPRESSED_SUFFIXES, Estimate, cut_shards
+from transforms.plan import Estimate, cut_shards
 
 PIECE_SECS = 90.0
 """What a kill may cost a worker, and what an entry and one more writing of the records are nothing beside."""
@@ -51,14 +51,20 @@ def count_pieces(planned_bytes: Iterable[int], total_secs: float, num_records: i
     return [max(1, min(round(wanted * share), int(num_records * share))) for share in shares]
 
 
-def can_split(spec: JobSpec) -> Callable[[Input], bool]:
+def can_split(spec: JobSpec, estimate: Estimate) -> Callable[[Input], bool]:
     """Returns what tells whether a cut may lie inside an input."""
     splittable = load_format(spec.format).SPLITTABLE and spec.compression in ("auto", "none")
-    return lambda source: splittable and not source.name.lower().endswith(COMPRESSED_SUFFIXES)
+    return lambda source: splittable and not estimate.is_compressed(source)
 
 
 def cut_pieces(
-    tasks: Iterable[ShardTask], counts: Iterable[int], lines: BinaryIO, spec: JobSpec, mean_bytes: float
+    tasks: Iterable[ShardTask],
+    counts: Iterable[int],
+    lines: BinaryIO,
+    spec: JobSpec,
+    mean_bytes: float,
+    *,
+    all_compressed: bool = False,
 ) -> Iterator[ShardTask]:
     """Yields the pieces of all shards that are cut, in order.
 
@@ -68,9 +74,10 @@ def cut_pieces(
         lines: The open inputs.jsonl.
         spec: The job.
         mean_bytes: Mean bytes of a record, what a file that is one record costs however small it is.
+        all_compressed: See `Estimate`.
     """
-    splits = can_split(spec)
-    estimate = Estimate(mean_bytes, _INFLATION)
+    estimate = Estimate(mean_bytes, _INFLATION, all_compressed)
+    splits = can_split(spec, estimate)
 
     def weigh(source: Input) -> int:
         return estimate.weigh(source) + (int(mean_bytes) if spec.format == "files" else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -21,6 +22,8 @@ STATE = "_gristmill/"
 REPLAYED = "_gristmill/replayed/"
 DECIDED_NAME = "_gristmill/decided.json"
 """Stands once a generation is going to be published: from then on it is completed, whatever is asked for."""
+LETTERS_NAME = "_gristmill/letters.jsonl"
+"""Which dead-letter files a replay consumes, see `transforms.letters`."""
 FINISHED_NAME = "_gristmill/finished.json"
 """Stands once a generation is part of the manifest and nothing of it is left to do."""
 _SHARED = ("_gristmill/lock.json", "_gristmill/job.log", REPLAYED)
@@ -217,10 +220,24 @@ def moved_name(generation: str, final: str) -> str:
 def find_letters(store: Store, generation: str, final: str) -> str:
     """Returns where the dead-letter file is that a generation published under a final name.
 
-    That is there, unless a later replay has put another one in its place.
+    That is there, unless a later replay has put another one in its place. One that has consumed it says so also where
+    somebody has deleted what it kept: what stands under the final name is another file then, if any.
     """
     base = base_of(store)
     for later in generation_names(base):
-        if _number(later) > _number(generation) and base.size(moved_name(later, final)) is not None:
+        if _number(later) <= _number(generation):
+            continue
+        if base.size(moved_name(later, final)) is not None or _has_consumed(see_as(base, later), final):
             return moved_name(later, final)
     return final
+
+
+def _has_consumed(replay: Store, final: str) -> bool:
+    """Whether a generation is a replay that is finished and took a dead-letter file of that name."""
+    if replay.size(FINISHED_NAME) is None or replay.size(LETTERS_NAME) is None:
+        return False
+    try:
+        with replay.open(LETTERS_NAME) as lines:
+            return any(final in (file["lines"], file["payloads"]) for file in map(json.loads, lines))
+    except (ValueError, TypeError, KeyError):  # Damaged, which verify tells.
+        return False

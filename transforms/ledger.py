@@ -14,7 +14,7 @@ from typing import Any
 
 from transforms.books import SourceRow, add_rows, edges_of
 from transforms.elements import JobSpec, ShardInfo, ShardTask
-from transforms.generations import find_letters
+from transforms.generations import REPLAYED, find_letters
 from transforms.store import Store, Version
 
 ATTEMPTS = "_gristmill/attempts/"
@@ -207,10 +207,11 @@ def _files_exist(store: Store, spec: JobSpec, ledger: Ledger, size_of: SizeOf) -
     if not all(file.name in names for file in missing):
         return False
     moved = [file for file in missing if size_of(names[file.name]) != file.size]
-    # A dead-letter file may have been consumed by a replay since.
+    # A dead-letter file may have been consumed by a replay since: making it anew would give its records twice.
+    found = {file: find_letters(store, spec.generation, names[file.name]) for file in moved}
     return all(
-        file not in ledger.parts and size_of(find_letters(store, spec.generation, names[file.name])) == file.size
-        for file in moved
+        file not in ledger.parts and (name.startswith(REPLAYED) or size_of(name) == file.size)
+        for file, name in found.items()
     )
 
 

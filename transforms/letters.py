@@ -17,10 +17,8 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from transforms.dead_letters import from_fields
 from transforms.elements import DeadLetter, JobSpec
-from transforms.generations import base_of, moved_name
+from transforms.generations import LETTERS_NAME, base_of, moved_name
 from transforms.store import OutputError, Store
-
-LETTERS_NAME = "_gristmill/letters.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)

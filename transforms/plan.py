@@ -102,14 +102,20 @@ class Estimate:
     Attributes:
         record_bytes: Bytes of a record in the decompressed stream.
         inflation: Decompressed bytes for each byte of compressed input.
+        all_compressed: Whether inputs are compressed whose names do not say so: most of those that were looked at are.
     """
 
     record_bytes: float
     inflation: float = 1.0
+    all_compressed: bool = False
+
+    def is_compressed(self, source: Input) -> bool:
+        """Whether an input is planned as one piece."""
+        return self.all_compressed or source.name.lower().endswith(COMPRESSED_SUFFIXES)
 
     def weigh(self, source: Input) -> int:
         """Returns the estimated decompressed bytes of an input."""
-        if source.name.lower().endswith(COMPRESSED_SUFFIXES):
+        if self.is_compressed(source):
             return int(source.size * self.inflation)
         return source.size
 

@@ -15,12 +15,20 @@ import zstandard
 from transforms.child_call import ChildCall
 from transforms.elements import Input, JobSpec
 from transforms.formats import load_format
-from transforms.formats.tfrecord import measure_inflation, peek_record
-from transforms.plan import COMPRESSED_SUFFIXES, Estimate
+from transforms.formats.tfrecord import FRAMING_BYTES, measure_inflation, peek_record
+from transforms.plan import AUTO_SHARD_BYTES, AUTO_SHARD_RECORDS, COMPRESSED_SUFFIXES, Estimate
 from transforms.sources import RandomAccessFile, local_path, open_input
 
 SAMPLED_INPUTS = 16
 _BYTES_PER_INPUT = 512 << 10
+_PLACES = (0.5, 0.875)
+"""Further places in a large input to look at: records may have another size there than at its beginning."""
+
+_PLACE_BYTES = 64 << 10
+_LARGE_INPUT_BYTES = 32 << 20  # Smaller ones are an eighth of a shard: what is not seen of them changes little.
+_MAX_SPREAD = 100
+"""Where mean sizes of one input differ by more, no place tells of the others: then bytes alone fill its shards."""
+
 _MAX_COPIED_BYTES = 256 << 20
 _MIN_SAVING = 0.03
 """Compression that saves less than this costs four times the CPU for nothing (measured on JPEG-like payloads)."""
@@ -37,8 +45,11 @@ class Sample:
         payloads: Some payloads, or their beginnings, a few MiB at most.
         stream_bytes: Estimated decompressed bytes of the inputs that could be looked at, framing included.
         num_records: Estimated records of these inputs.
-        inflated_bytes: Decompressed bytes of inputs with a compressed name.
+        inflated_bytes: Decompressed bytes of compressed inputs.
         compressed_bytes: Compressed bytes these took.
+        plain_name_bytes: Bytes of inputs whose name does not say that they are compressed.
+        unnamed_compressed_bytes: Bytes of those of them that are.
+        uneven: Name of the first input whose records differ much in size; None where none does.
     """
 
     payloads: list[bytes] = dataclasses.field(default_factory=list)
@@ -46,6 +57,9 @@ class Sample:
     num_records: float = 0
     inflated_bytes: int = 0
     compressed_bytes: int = 0
+    plain_name_bytes: int = 0
+    unnamed_compressed_bytes: int = 0
+    uneven: str | None = None
 
     def add(self, stream_bytes: float, num_records: float) -> None:
         """Counts an input as large as it is: one huge record in a file tells much of bytes and little of records."""
@@ -56,7 +70,8 @@ class Sample:
         """Returns what the planner needs, with defaults where nothing could be read."""
         record = self.stream_bytes / self.num_records if self.num_records else _DEFAULT_RECORD_BYTES
         inflation = self.inflated_bytes / self.compressed_bytes if self.compressed_bytes else _DEFAULT_INFLATION
-        return Estimate(record_bytes=max(1.0, record), inflation=inflation)
+        all_compressed = 2 * self.unnamed_compressed_bytes > self.plain_name_bytes
+        return Estimate(record_bytes=max(1.0, record), inflation=inflation, all_compressed=all_compressed)
 
     @functools.cached_property
     def saving(self) -> float:
@@ -116,7 +131,7 @@ def _look(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) 
     elif spec.format == "array_record":
         _look_at_array_record(file, source, spec, sample)
     else:
-        _look_at_tfrecord(_Head(file, min(source.size, _BYTES_PER_INPUT)), source, spec, sample)
+        _look_at_tfrecord(file, source, spec, sample)
 
 
 def _look_at_array_record(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:
@@ -128,21 +143,46 @@ def _look_at_array_record(file: RandomAccessFile, source: Input, spec: JobSpec, 
         sample.add(source.size, count_records(path))
 
 
-def _look_at_tfrecord(head: _Head, source: Input, spec: JobSpec, sample: Sample) -> None:
-    ratio = 1.0
-    if source.name.lower().endswith(COMPRESSED_SUFFIXES):
-        inflated, compressed = measure_inflation(head)
-        sample.inflated_bytes += inflated
-        sample.compressed_bytes += compressed
-        ratio = inflated / compressed if compressed else 1.0
+def _look_at_tfrecord(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> None:
+    head = _Head(file, min(source.size, _BYTES_PER_INPUT))
+    ratio = _inflation(head, source, spec, sample)
     num_records, num_bytes = _read_payloads(head, source, spec, sample)
     if not num_records:  # Perhaps because the first record is longer than what is looked at.
         beginning, num_bytes = peek_record(head, _BYTES_PER_INPUT)
         num_records = 1 if num_bytes else 0
         sample.payloads += [beginning] if beginning else []
-    if num_records:
-        stream_bytes = source.size * ratio
-        sample.add(stream_bytes, max(1.0, stream_bytes * num_records / num_bytes))
+    if not num_records:
+        return
+    stream_bytes = source.size * ratio
+    estimate = max(1.0, stream_bytes * num_records / num_bytes)
+    if ratio == 1.0 and source.size > _LARGE_INPUT_BYTES and _is_uneven(file, source, spec, num_bytes / num_records):
+        sample.uneven = sample.uneven or source.name
+        estimate = max(1.0, min(estimate, stream_bytes * AUTO_SHARD_RECORDS / AUTO_SHARD_BYTES))
+    sample.add(stream_bytes, estimate)
+
+
+def _inflation(head: _Head, source: Input, spec: JobSpec, sample: Sample) -> float:
+    """Returns the decompressed bytes for each byte of an input, by its content: 1 for a plain one."""
+    inflated, compressed = (0, 0) if spec.compression == "none" else measure_inflation(head)
+    sample.inflated_bytes += inflated
+    sample.compressed_bytes += compressed
+    if not source.name.lower().endswith(COMPRESSED_SUFFIXES):
+        sample.plain_name_bytes += source.size
+        sample.unnamed_compressed_bytes += source.size if compressed else 0
+    return inflated / compressed if compressed else 1.0
+
+
+def _is_uneven(file: RandomAccessFile, source: Input, spec: JobSpec, mean_bytes: float) -> bool:
+    """Whether records further on in a plain input have quite another size than those at its beginning."""
+    means = [mean_bytes]
+    for place in _PLACES:
+        start = int(source.size * place)
+        window = _Head(file, start + _PLACE_BYTES)
+        chunks = load_format(spec.format).read_range(window, source, start, window.size, spec)
+        found = [record for chunk in chunks for record in chunk.records]
+        # None: one is longer than the window, or there is damage, of which nothing is known.
+        means.append(sum(map(len, found)) / len(found) + FRAMING_BYTES if found else max(mean_bytes, _PLACE_BYTES))
+    return max(means) > _MAX_SPREAD * min(means)
 
 
 def _read_payloads(file: RandomAccessFile, source: Input, spec: JobSpec, sample: Sample) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from transforms.isolated_reader import read_isolated
 from transforms.ledger import find_ledger, ledger_name
 from transforms.pieces import find_piece
 from transforms.plan_file import INPUTS_NAME
-from transforms.sources import RandomAccessFile, explain_error, open_input, will_read
+from transforms.sources import InputChangedError, RandomAccessFile, explain_error, look_up, open_input, will_read
 from transforms.store import Store
 from transforms.tries import ISOLATE_READER_FROM, ISOLATE_STEPS_FROM, mark_try
 
@@ -151,7 +151,7 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
         pay_by(spec.billing_project)
     progress = Progress(source, start, end)
     try:
-        file = open_input(source, may_be_touched=start == 0 and end >= source.size)
+        file = _open(source, is_whole=start == 0 and end >= source.size)
         will_read(file, end)
         try:
             hashed = None if has_own_checksum(source) else HashedFile(file, start, end)
@@ -171,6 +171,23 @@ def read_input(spec: JobSpec, source: Input, start: int, end: int, *, trusted: b
         for letter in chunk.dead:
             letter.error_type, letter.traceback = error_type, frames
         yield chunk
+
+
+def _open(source: Input, *, is_whole: bool) -> RandomAccessFile:
+    """Opens an input; one that was only touched since it was listed, as it is now.
+
+    That is an object whose checksum is the one that was listed, or a file of the size that was listed if it is read
+    whole: then all that is read of it is one content, and its checksum goes into the ledger. Of a file that several
+    shards share, some may have read another content before.
+    """
+    try:
+        return open_input(source)
+    except InputChangedError:
+        now = look_up(source.name)
+        is_same = now.crc32c == source.crc32c if source.crc32c else is_whole
+        if now.size != source.size or now.mtime_ns == source.mtime_ns or not is_same:
+            raise
+        return open_input(now)
 
 
 def _read_open(

@@ -58,12 +58,12 @@ class RandomAccessFile(Protocol):
 class LocalFile:
     """A file of this machine, read with positioned reads."""
 
-    def __init__(self, source: Input, *, may_be_touched: bool = False) -> None:
+    def __init__(self, source: Input) -> None:
         # O_NONBLOCK: opening a pipe that stands among the inputs must not wait for a writer.
         self._fd = os.open(os.fsencode(source.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             info = os.fstat(self._fd)
-            _check_unchanged(source, info, may_be_touched=may_be_touched)
+            _check_unchanged(source, info)
         except BaseException:
             os.close(self._fd)
             raise
@@ -89,12 +89,11 @@ class LocalFile:
         os.close(self._fd)
 
 
-def _check_unchanged(source: Input, info: os.stat_result, *, may_be_touched: bool) -> None:
+def _check_unchanged(source: Input, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
         is_folder = stat.S_ISDIR(info.st_mode)
         raise OSError(errno.ENXIO, "a folder; name a file in it" if is_folder else "not a regular file")
-    is_touched = info.st_mtime_ns != source.mtime_ns and not may_be_touched
-    if info.st_size != source.size or is_touched:
+    if info.st_size != source.size or info.st_mtime_ns != source.mtime_ns:
         raise InputChangedError(
             errno.ESTALE,
             f"the file changed after it was listed: {source.size} bytes of {_utc(source.mtime_ns)} then, "
@@ -107,15 +106,11 @@ def _utc(time_ns: int) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}.{ns:09} UTC"
 
 
-def open_input(source: Input, *, may_be_touched: bool = False) -> RandomAccessFile:
+def open_input(source: Input) -> RandomAccessFile:
     """Opens a listed input.
-
-    An object that was written again since with the bytes that were listed is opened as it is now.
 
     Args:
         source: The input as it was listed.
-        may_be_touched: Whether a file of this machine may have another time than it was listed with, if the size is the
-            same: whoever reads it whole reads one content, and the ledger gets its checksum.
 
     Returns:
         The open file; the caller closes it.
@@ -124,17 +119,11 @@ def open_input(source: Input, *, may_be_touched: bool = False) -> RandomAccessFi
         OSError: It cannot be opened, or is no longer the file that was listed; see `explain_error`.
     """
     if "://" not in source.name:
-        return LocalFile(source, may_be_touched=may_be_touched)
+        return LocalFile(source)
     if source.name.startswith("gs://"):
         from transforms.gcs_reader import ObjectReader
 
-        try:
-            return ObjectReader(source.name, source.size, source.mtime_ns)
-        except InputChangedError:
-            now = look_up(source.name) if source.crc32c else source
-            if now == source or (now.size, now.crc32c) != (source.size, source.crc32c):
-                raise
-            return ObjectReader(now.name, now.size, now.mtime_ns)
+        return ObjectReader(source.name, source.size, source.mtime_ns)
     from transforms.beam_source import BeamFile
 
     return BeamFile(source)

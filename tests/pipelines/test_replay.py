@@ -480,3 +480,19 @@ def test_real_pipeline_does_the_same(workers: str, beam_corpus: Corpus) -> None:
     assert jobs.main(["replay", "out", "--workers", workers]) == 0
     assert in_manifest(corpus.out)[84:] == [jobs.payload(file, 3) for file in range(3)]
     check(corpus.out)
+
+
+def test_a_set_grows_though_somebody_deleted_the_letters_that_a_replay_has_consumed(tmp_path: Path) -> None:
+    whole = jobs.write_damaged(tmp_path / "in", 300)
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--set", "dead_letters.max_fraction=0.9"]
+    assert jobs.convert(*arguments, "--shards", "4") == 0
+    jobs.write_tfrecord(whole / "f1.tfrecord", [jobs.payload(1, number) for number in range(300)])
+    assert jobs.replay(tmp_path / "out") == 0
+    for path in (tmp_path / "out/_gristmill/replayed/g001").iterdir():
+        path.unlink()
+    jobs.write_tfrecord(whole / "new.tfrecord", [b"new"])
+    assert jobs.convert(*arguments, "--append") == 0
+    expected = [jobs.payload(file, number) for file in range(3) for number in range(300)]
+    assert sorted(jobs.records(tmp_path / "out")) == sorted([*expected, b"new"])
+    assert len(jobs.dead_letters(tmp_path / "out")) == 1  # Not given once more by a shard that is made anew.
+    assert jobs.verify(tmp_path / "out") == 4  # What is missing is still told.

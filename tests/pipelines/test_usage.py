@@ -11,7 +11,7 @@ import pytest
 
 import jobs
 from pipelines.cli import main
-from pipelines.config import load_config
+from pipelines.config import load_config, parse_value
 from pipelines.errors import UsageError
 from pipelines.progress import JobWatch
 from transforms.report import load_spec
@@ -40,6 +40,18 @@ class TestConfig:
     def test_true_is_no_number_of_a_steps_options_either(self) -> None:
         with pytest.raises(UsageError, match=r"steps\[0\].timeout_secs: expected no true or false"):
             load_config(None, [("steps", [{"use": "example.check", "timeout_secs": True}])])
+
+    @pytest.mark.parametrize("text", ["1:30", "12:00:00", "-1:30", "1:30.5"])
+    def test_numbers_with_colons_are_text(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_text(
+            f"source:\n  patterns: [{text}]\nwrite: {{group_size: 0x10}}\ndead_letters: {{max_fraction: .15}}\n"
+        )
+        config = load_config(str(path), [])
+        assert (config.source.patterns, config.write.group_size) == ([text], 16)
+        assert config.dead_letters.max_fraction == 0.15
+        assert parse_value(text) == text
+        assert parse_value(f"[1, {text}, 1_000, 2.5]") == [1, text, 1_000, 2.5]
 
     def test_switches_may_be_true(self) -> None:
         config = load_config(None, [("write.check_space", True), ("steps", [{"use": "x", "isolate": True}])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -138,3 +139,20 @@ class TestFindLetters:
         final = "_dead_letters/x.jsonl"
         base.put(moved_name("g1001", final), b"")
         assert find_letters(base, "g999", final) == moved_name("g1001", final)
+
+
+def test_letters_that_a_replay_has_consumed_are_its_own_though_somebody_deleted_them() -> None:
+    store = WorstStore()
+    file = {"lines": "_dead_letters/a.jsonl", "payloads": "_dead_letters/a.payloads"}
+    replay = see_as(store, "g001")
+    replay.put("_gristmill/plan.jsonl", b"{}")
+    replay.put("_gristmill/letters.jsonl", json.dumps(file).encode() + b"\n")
+    for final in file.values():
+        assert find_letters(store, "", final) == final  # It may still be given up.
+    replay.put("_gristmill/finished.json", b"{}")
+    for final in file.values():
+        assert find_letters(store, "", final) == moved_name("g001", final)
+    assert find_letters(store, "", "_dead_letters/b.jsonl") == "_dead_letters/b.jsonl"
+    assert find_letters(store, "g001", file["lines"]) == file["lines"]
+    replay.put("_gristmill/letters.jsonl", b"{")
+    assert find_letters(store, "", file["lines"]) == file["lines"]

@@ -1,4 +1,4 @@
-"""Ranges that do not meet: whatever framing payloads hold, a file comes out as one reader would read it from its start."""
+"""Ranges that do not meet: whatever framing payloads hold, a file comes out as if read from its start by one."""
 
 from __future__ import annotations
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import random
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import corpora
 from transforms.elements import Input
+from transforms.plan import ShardsRequest, choose_layout
 from transforms.sample import choose_compression, iter_sample, take_sample
 
 MIB = 1 << 20
@@ -83,3 +86,33 @@ def test_compression_is_chosen_where_it_saves(tmp_path: Path, payload: bytes, ex
     for format_name, data in (("tfrecord", corpora.frame_all([payload] * 20)), ("files", payload or b"\0")):
         source = corpora.write_file(tmp_path / f"a.{format_name}", data)
         assert choose_compression(take_sample([source], corpora.make_spec(format=format_name))) == expected
+
+
+def test_records_of_another_size_further_on_make_shards_by_bytes(tmp_path: Path) -> None:
+    small = corpora.frame_all([b"%08d" % number for number in range(40_000)])
+    huge = corpora.frame(bytes(60 << 20))
+    source = corpora.write_file(tmp_path / "x", small + huge)
+    sample = take_sample([source], corpora.make_spec())
+    assert sample.uneven == str(tmp_path / "x")
+    layout = choose_layout(ShardsRequest.parse("auto"), source.size, sample.estimate().record_bytes)
+    assert layout.num_shards == 1  # By the records at its beginning they would be 131.
+
+
+def test_even_records_of_a_large_input_are_counted_by_its_beginning(tmp_path: Path) -> None:
+    source = corpora.write_file(tmp_path / "x", corpora.frame_all([bytes(1_000)]) * 40_000)
+    sample = take_sample([source], corpora.make_spec())
+    assert sample.uneven is None
+    assert sample.estimate().record_bytes == 1_016
+
+
+@pytest.mark.parametrize("compress", [corpora.gzip_of, zlib.compress])
+def test_compressed_inputs_are_known_by_content(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    data = corpora.frame_all(corpora.make_payloads(5_000))
+    sources = [corpora.write_file(tmp_path / f"{number}", compress(data)) for number in range(3)]
+    plain = corpora.write_file(tmp_path / "plain", corpora.frame_all([b"x"]))
+    estimate = take_sample([*sources, plain], corpora.make_spec()).estimate()
+    assert estimate.all_compressed
+    assert estimate.inflation == pytest.approx(len(data) / sources[0].size, rel=0.1)
+    assert estimate.weigh(sources[0]) == pytest.approx(len(data), rel=0.1)
+    few = take_sample([sources[0], corpora.write_file(tmp_path / "data", data)], corpora.make_spec()).estimate()
+    assert not few.all_compressed

@@ -14,6 +14,8 @@ from transforms.sources import RandomAccessFile
 
 _COMPRESSED_PIECE_BYTES = 256 << 10
 _INFLATED_PIECE_BYTES = 1 << 20  # What one step may inflate to, so that a bomb is met a MiB at a time.
+_TRIED_BYTES = 4096
+_ZLIB_HEADER_BYTES = 2
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 GZIP_MAGIC = b"\x1f\x8b\x08"
 
@@ -142,7 +144,7 @@ class InflatedBytes:
         return len(self._pending)
 
     def _next_member(self, rest: bytes) -> None:
-        """Goes on with the next gzip member; zeros after the last one are padding, anything else is a fault."""
+        """Goes on with the next member or stream; zeros after the last one are padding, anything else is a fault."""
         self._pending = rest.lstrip(b"\0")
         while not self._pending:
             more = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
@@ -155,11 +157,23 @@ class InflatedBytes:
             more = self._file.read_at(self._fetched, _COMPRESSED_PIECE_BYTES)
             self._fetched += len(more)
             self._pending += more
-        if self._compression == "gzip" and self._pending.startswith(GZIP_MAGIC[:2]):
-            self._inflater = zlib.decompressobj(_WINDOW_BITS["gzip"])
+        if self._goes_on():
+            self._inflater = zlib.decompressobj(_WINDOW_BITS[self._compression])
             return
         at = f"bytes that are no {self._compression} data follow the end of the stream, at {self.consumed}"
         self._fail("trailing_garbage", at, self.consumed)
+
+    def _goes_on(self) -> bool:
+        """Whether what follows the end of a stream is another one, as `cat a.zz b.zz` makes it."""
+        if self._compression == "gzip":
+            return self._pending.startswith(GZIP_MAGIC[:2])
+        if len(self._pending) < _ZLIB_HEADER_BYTES:
+            return False
+        try:  # Two bytes of a header are too few to tell a stream from anything else.
+            zlib.decompressobj().decompress(self._pending[:_TRIED_BYTES], _TRIED_BYTES)
+        except zlib.error:
+            return False
+        return True
 
     def _fail(self, reason: str, text: str, where: int) -> None:
         self.problem = reason, text

@@ -351,3 +351,18 @@ def test_damaged_record_that_holds_framing_is_one_dead_letter() -> None:
         result = corpora.read_bytes(tfrecord.read_range, data)
         assert result.records == [b"before", b"behind"]
         assert result.regions == [(22, len(inner) + 16, "data_checksum")]
+
+
+@pytest.mark.parametrize("shards", [1, 7])
+def test_of_two_writers_into_one_file_every_record_that_is_whole_is_read(shards: int) -> None:
+    writers = [[b"w%d-%04d " % (writer, number) * (6 + 2 * writer) for number in range(150)] for writer in range(2)]
+    streams = list(map(corpora.frame_all, writers))
+    flushes = range(0, max(map(len, streams)), 4096)
+    data = b"".join(stream[at : at + 4096] for at in flushes for stream in streams)
+    ranges = corpora.cut_ranges(len(data), [len(data) * number // shards for number in range(1, shards)])
+    results, _ = corpora.read_until_they_meet(tfrecord.read_range, data, ranges)
+    whole = corpora.whole_frames(data, writers[0] + writers[1])
+    found = [pair for result in results for pair in zip(result.positions, result.records, strict=True)]
+    assert found == whole
+    assert len(found) > 280
+    corpora.assert_every_byte_is_named_once(results, len(data))

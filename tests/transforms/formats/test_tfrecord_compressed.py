@@ -57,6 +57,14 @@ def assert_tiles(result: RangeResult, num_bytes: int) -> None:
     assert result.num_bytes == num_bytes
 
 
+def bgzip_of(data: bytes) -> bytes:
+    """A block of `bgzip`: a gzip member that says its length in an extra field; an empty one ends the file."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    packed = packer.compress(data) + packer.flush()
+    head = b"\x1f\x8b\x08\x04" + bytes(5) + b"\xff\x06\0BC\x02\0" + struct.pack("<H", len(packed) + 25)
+    return head + packed + struct.pack("<II", zlib.crc32(data), len(data))
+
+
 @pytest.fixture(params=[None, 1, 2, 7, 100])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """How much is fetched and inflated at once: seams must not show."""
@@ -75,9 +83,14 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         pytest.param(gzip_of(b"") + gzip_of(b"") + GZIP + gzip_of(b""), id="empty members"),
         pytest.param(GZIP + bytes(700), id="zero padding at the end"),
         pytest.param(gzip_of(DATA[:46]) + bytes(300) + gzip_of(DATA[46:]), id="zero padding between members"),
+        pytest.param(
+            b"".join(bgzip_of(DATA[at : at + 97]) for at in (*range(0, len(DATA), 97), len(DATA))), id="bgzip"
+        ),
         pytest.param(zlib.compress(DATA), id="zlib"),
         pytest.param(zlib.compress(DATA, 0), id="zlib stored"),
         pytest.param(zlib.compress(DATA, 9) + bytes(5), id="zlib with padding"),
+        pytest.param(zlib.compress(DATA[:50]) + zlib.compress(DATA[50:], 0), id="two zlib streams"),
+        pytest.param(b"".join(zlib.compress(DATA[at : at + 9]) + bytes(3) for at in range(0, len(DATA), 9)), id="many"),
     ],
 )
 def test_whole_streams_give_every_record(packed: bytes, piece_bytes: int | None) -> None:
@@ -103,6 +116,12 @@ def test_ranges_of_a_compressed_file_leave_it_all_to_the_first() -> None:
     assert [len(result.records) for result in results] == [300, 0, 0, 0]
     assert [result.span.start for result in results] == [0, None, None, None]
     assert corpora.add_up_ranges(results, len(GZIP)).apart == []
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"\x1f", b"hello, world", bytes(9) + b"x", DATA[:40]])
+def test_garbage_after_a_zlib_stream_is_told_after_every_record(garbage: bytes, piece_bytes: int | None) -> None:
+    result = read(zlib.compress(DATA) + garbage)
+    assert result.regions == [(len(DATA), len(garbage.lstrip(b"\0")), "trailing_garbage")]
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\x1f", b"hello, world", bytes(9) + b"x", DATA[:40]])
