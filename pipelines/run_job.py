@@ -20,7 +20,7 @@ from pipelines.output import prepare_output
 from pipelines.plan_job import PlannedJob, planned_shards
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
-from pipelines.streams import open_streams
+from pipelines.streams import mend_files
 from pipelines.supervisor import JobProcess, isolated_spec, may_be_of_steps, may_isolate, run_supervised
 from transforms.elements import JobSpec, to_json
 from transforms.job_lock import JobLock, LockedError
@@ -180,8 +180,8 @@ def _run_here(store: Store, spec: JobSpec, flags: list[str], num_workers: int) -
         is_local = local_runner.is_local(flags) and may_isolate(spec)
         if not is_local or not may_be_of_steps(store, str(error), not local_runner.is_explained(error)):
             raise
+        mend_files()
         _LOGGER.warning("%s; in case that steps did this to this process, they get processes of their own", error)
-        open_streams()
         forget_marks(store)
         store.clean()
         _run_supervised(store, Order(isolated_spec(spec), flags, 0), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 
@@ -23,6 +24,27 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
     with contextlib.suppress(AttributeError):  # Not a stream of Python's own.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Names may hold any bytes.
+
+
+def mend_files() -> None:
+    """Opens anew what a step of this process has closed: the standard streams as /dev/null, and logs."""
+    open_streams()
+    for handler in logging.root.handlers:
+        if not isinstance(handler, logging.FileHandler):
+            continue
+        stream = handler.stream
+        if stream is not None and not _is_open(stream.fileno(), handler.baseFilename):
+            file = os.open(handler.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            if file != stream.fileno():
+                os.dup2(file, stream.fileno(), inheritable=False)
+                os.close(file)
+
+
+def _is_open(number: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), os.stat(path))
+    except OSError:
+        return False
 
 
 def flush_streams(status: int, *, only_prints: bool) -> int:
