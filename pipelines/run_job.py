@@ -29,6 +29,7 @@ from transforms.report import build_report
 from transforms.scratch import delete_left_over
 from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
+from transforms.steps.surroundings import stay_alive
 from transforms.store import OutputError, Store
 from transforms.tries import forget_marks
 
@@ -174,6 +175,7 @@ def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJ
 
 def _run_here(store: Store, spec: JobSpec, flags: list[str], num_workers: int) -> None:
     """Runs a pipeline in this process, and in another one if steps may have spoiled this one."""
+    stay_alive()
     try:
         local_runner.run_pipeline(spec, flags, num_workers)
     except OutputError as error:

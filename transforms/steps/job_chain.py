@@ -40,6 +40,7 @@ class JobChain:
         self._spec = spec
         self._isolated = IsolatedChain(spec)
         self._around = Surroundings()
+        self._has_others = any("call" in step for step in spec.steps)  # Ours do no harm.
         with self._around.of_steps():
             is_isolated = must_isolate(spec.steps, spec.import_paths)
             self._usual: Chain = self._isolated if is_isolated else usual_chain(spec)
@@ -50,7 +51,7 @@ class JobChain:
             yield batch
             return
         chain = self._isolated if batch.isolated else self._usual
-        if chain is self._isolated:
+        if chain is self._isolated or not self._has_others:
             yield from chain.apply(batch)
         else:
             yield from self._around.guard(lambda: chain.apply(batch))

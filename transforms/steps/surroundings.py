@@ -122,16 +122,19 @@ class _Shared:
     Attributes:
         inside: Threads that run steps.
         ours: Our state while one does.
-        ends_process: Whether a process that is spoiled ends, because another one takes its place.
+        ends_process: Whether a process that is spoiled ends, because another one takes its place: a worker's.
         sentinel: A file of ours and its identity.
+        umask: Ours.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.inside = 0
         self.ours: dict[str, Any] | None = None
-        self.ends_process = False
+        self.ends_process = True
         self.sentinel = _open_sentinel()
+        self.umask = os.umask(0o022)  # There is no other way to read it everywhere.
+        os.umask(self.umask)
 
 
 def end_when_spoiled() -> None:
@@ -149,6 +152,11 @@ def end_when_spoiled() -> None:
         end(SPOILED_STATUS)
 
     threading.Thread(target=watch, name="gristmill-files", daemon=True).start()
+
+
+def stay_alive() -> None:
+    """Has this process, which is the command, raise `SpoiledError` instead; nor may steps end it by `os._exit`."""
+    _shared.ends_process = False
 
 
 def _is_whole() -> bool:
@@ -201,7 +209,7 @@ _shared = _Shared()
 
 def _take() -> dict[str, Any]:
     """Returns the state of the process."""
-    umask = os.umask(0o077)
+    umask = os.umask(_shared.umask)  # Other threads may make files meanwhile.
     os.umask(umask)
     state: dict[str, Any] = {
         "umask": umask,

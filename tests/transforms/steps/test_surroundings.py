@@ -28,6 +28,11 @@ from transforms.steps import surroundings
 from transforms.steps.surroundings import SpoiledError, Surroundings
 
 
+@pytest.fixture(autouse=True)
+def _command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings._shared, "ends_process", False)
+
+
 def umask() -> int:
     found = os.umask(0o022)
     os.umask(found)
