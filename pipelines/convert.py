@@ -38,7 +38,7 @@ from transforms.job_lock import JobLock, LockedError, read_lock
 from transforms.scratch import scratch_folder
 from transforms.state import read_config, read_report
 from transforms.steps.load import StepError, load_steps
-from transforms.steps.surroundings import Surroundings
+from transforms.steps.surroundings import Surroundings, stay_alive
 from transforms.store import OutputError, Store
 from transforms.tries import TRIES
 
@@ -174,6 +174,7 @@ def check_steps(config: JobConfig) -> None:
         UsageError: One cannot, or does not.
     """
     try:
+        stay_alive()
         with Surroundings().of_steps():
             loaded = load_steps(config.steps, (os.getcwd(),))
     except StepError as error:

@@ -14,7 +14,7 @@ from pipelines.config import JobConfig
 from pipelines.errors import UsageError
 from pipelines.tell_format import tell_format
 from transforms.cut_pieces import can_split
-from transforms.elements import Input, JobSpec, ShardTask
+from transforms.elements import Input, JobSpec, ShardTask, display_name, printable
 from transforms.generations import name_generation
 from transforms.inputs import InputPatternError, Listing, list_inputs, read_inputs, sample_inputs
 from transforms.plan import (

@@ -21,7 +21,7 @@ from pipelines.plan_job import PlannedJob
 from pipelines.plan_pieces import choose_workers, num_tasks, plan_pieces, recall_pieces
 from pipelines.progress import JobWatch, watch_job
 from pipelines.report import print_report
-from pipelines.streams import open_streams
+from pipelines.streams import mend_files
 from pipelines.supervisor import JobProcess, isolated_spec, may_be_of_steps, may_isolate, run_supervised
 from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
@@ -32,6 +32,7 @@ from transforms.report import build_report
 from transforms.scratch import delete_left_over
 from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
+from transforms.steps.surroundings import stay_alive
 from transforms.store import OutputError, Store
 from transforms.tries import forget_marks
 
@@ -199,14 +200,15 @@ def _choose_engine(store: Store, spec: JobSpec, config: JobConfig, job: PlannedJ
 
 def _run_here(store: Store, spec: JobSpec, flags: list[str], num_workers: int) -> None:
     """Runs a pipeline in this process, and in another one if steps may have spoiled this one."""
+    stay_alive()
     try:
         local_runner.run_pipeline(spec, flags, num_workers)
     except OutputError as error:
         is_local = local_runner.is_local(flags) and may_isolate(spec)
         if not is_local or not may_be_of_steps(store, str(error), not local_runner.is_explained(error)):
             raise
+        mend_files()
         _LOGGER.warning("%s; in case that steps did this to this process, they get processes of their own", error)
-        open_streams()
         forget_marks(store)
         store.clean()
         _run_supervised(store, Order(isolated_spec(spec), flags, 0), None)

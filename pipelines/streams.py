@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import locale
+import logging
 import os
 import sys
 from typing import TextIO
@@ -38,7 +39,9 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+            # Takes the lowest free number, which is this one. Programs that steps start must have it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
     for stream in (sys.stdout, sys.stderr):
@@ -55,6 +58,27 @@ def _terminal_encoding(stream: TextIO) -> str | None:
     if not sys._xoptions.get("utf8") or "PYTHONIOENCODING" in os.environ or not stream.isatty():
         return None
     return locale.getencoding()
+
+
+def mend_files() -> None:
+    """Opens anew what a step of this process has closed: the standard streams as /dev/null, and logs."""
+    open_streams()
+    for handler in logging.root.handlers:
+        if not isinstance(handler, logging.FileHandler):
+            continue
+        stream = handler.stream
+        if stream is not None and not _is_open(stream.fileno(), handler.baseFilename):
+            file = os.open(handler.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            if file != stream.fileno():
+                os.dup2(file, stream.fileno(), inheritable=False)
+                os.close(file)
+
+
+def _is_open(number: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), os.stat(path))
+    except OSError:
+        return False
 
 
 def flush_streams(status: int, *, only_prints: bool) -> int:

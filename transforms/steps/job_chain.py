@@ -44,6 +44,7 @@ class JobChain:
         self._spec = spec
         self._isolated = IsolatedChain(spec)
         self._around = Surroundings()
+        self._has_others = any("call" in step for step in spec.steps)  # Ours do no harm.
         with self._around.of_steps():
             is_isolated = must_isolate(spec.steps, spec.import_paths)
             self._usual = None if is_isolated else usual_chain(spec)
@@ -76,7 +77,10 @@ class JobChain:
         journal, usual = self._journal, self._usual
         if usual is None or batch.isolated:
             return self._isolated.apply(batch, None if journal is None else journal.shared())
-        return self._around.guard(lambda: usual.apply(batch, None if journal is None else journal.own()))
+        own = None if journal is None else journal.own()
+        if not self._has_others:
+            return usual.apply(batch, own)
+        return self._around.guard(lambda: usual.apply(batch, own))
 
     def _open_journal(self, batch: RecordBatch) -> None:
         """Opens the journal of the shard that begins with a batch."""

@@ -40,6 +40,7 @@ from transforms.steps.exchange import (
 )
 from transforms.steps.fit import fit_steps
 from transforms.steps.load import Step, StepError, load_steps
+from transforms.steps.surroundings import SPOILED_STATUS
 
 _HIGH_FD = 400
 _MAX_LOGGED = 100  # Lines that a single record has us log; the last ones count.
@@ -57,7 +58,7 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
     source, signal_fd = os.fdopen(_move_away(input_fd), "rb"), _move_away(signal_fd)
     spec: JobSpec = pickle.load(source)
     slots = exchange.slots
-    tell = functools.partial(os.write, signal_fd)
+    tell = _end_without(functools.partial(os.write, signal_fd))
 
     def wait_for_room() -> None:
         tell(FULL)
@@ -74,7 +75,8 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
     exchange.put_text(json.dumps([step.options.timeout_secs for step in chain.steps]))
     tell(READY)
     journals = _Journals(chain)
-    while (received := read_batch(source)) is not None:
+    next_batch = _end_without(functools.partial(read_batch, source))
+    while (received := next_batch()) is not None:
         records, note = received
         writer.restart()
         told = time.monotonic()
@@ -89,6 +91,18 @@ def serve(exchange: Exchange, input_fd: int, signal_fd: int) -> None:
                 outcome.logged = [logged.popleft() for _ in range(len(logged))]
             writer.write(outcome)
         tell(DONE)
+
+
+def _end_without(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a call that ends the process where a step has closed the file it needs; what was told stays told."""
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError:
+            os._exit(SPOILED_STATUS)
+
+    return checked
 
 
 def _move_away(fd: int) -> int:

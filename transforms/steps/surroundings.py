@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import fcntl
 import gc
 import io
 import json
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
+from transforms.dead_letters import BadRecordError
 from transforms.store import OutputError
 
 SPOILED_STATUS = 87
@@ -42,6 +44,8 @@ _MODULES: tuple[ModuleType, ...] = (builtins, os, os.path, io, time, json, socke
 _NOT_FUNCTIONS = ("_", "environ", "environb")
 """Names in those modules that change by themselves, or are states of their own."""
 _WATCH_SECS = 0.1
+_HIGH_FD = 300
+"""Where nothing else opens a file by chance: the lowest numbers are taken first."""
 
 
 class SpoiledError(OutputError):
@@ -70,6 +74,8 @@ class Surroundings:
                 _shared.ours = self._ours
                 with contextlib.suppress(OSError, ValueError):  # Their folder may be gone meanwhile.
                     _give(self._changes, self._ours)
+                if not _shared.ends_process:
+                    os._exit = _refuse_to_exit(os.getpid())  # type: ignore[assignment]
         try:
             yield
         finally:
@@ -80,6 +86,8 @@ class Surroundings:
                     self._come_back()
 
     def _come_back(self) -> None:
+        if getattr(os._exit, "__name__", "") == "refuse":
+            os._exit = _exit
         if not _is_whole():
             _spoiled("a step closed files that are not its own")
         theirs = _take()
@@ -114,16 +122,19 @@ class _Shared:
     Attributes:
         inside: Threads that run steps.
         ours: Our state while one does.
-        ends_process: Whether a process that is spoiled ends, because another one takes its place.
+        ends_process: Whether a process that is spoiled ends, because another one takes its place: a worker's.
         sentinel: A file of ours and its identity.
+        umask: Ours.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.inside = 0
         self.ours: dict[str, Any] | None = None
-        self.ends_process = False
+        self.ends_process = True
         self.sentinel = _open_sentinel()
+        self.umask = os.umask(0o022)  # There is no other way to read it everywhere.
+        os.umask(self.umask)
 
 
 def end_when_spoiled() -> None:
@@ -141,6 +152,11 @@ def end_when_spoiled() -> None:
         end(SPOILED_STATUS)
 
     threading.Thread(target=watch, name="gristmill-files", daemon=True).start()
+
+
+def stay_alive() -> None:
+    """Has this process, which is the command, raise `SpoiledError` instead; nor may steps end it by `os._exit`."""
+    _shared.ends_process = False
 
 
 def _is_whole() -> bool:
@@ -166,12 +182,26 @@ _exit = os._exit
 """Ours, whatever steps put in its place."""
 
 
+def _refuse_to_exit(pid: int) -> Callable[[int], NoReturn]:
+    """Returns what steps find as `os._exit` where the job runs in the command: its end must not pass for the job's."""
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != pid:
+            _exit(status)  # A process that the step has forked.
+        raise BadRecordError("process_died", f"the step would have ended its process with exit status {status}")
+
+    return refuse
+
+
 def _open_sentinel() -> tuple[int, tuple[int, int]]:
     """Opens a file that nobody else has, so that one under its number later is told from it."""
     read_fd, write_fd = os.pipe()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = fcntl.fcntl(read_fd, fcntl.F_DUPFD_CLOEXEC, min(_HIGH_FD, max(10, soft - 20)))
     os.close(write_fd)
-    found = os.fstat(read_fd)
-    return read_fd, (found.st_dev, found.st_ino)
+    os.close(read_fd)
+    found = os.fstat(number)
+    return number, (found.st_dev, found.st_ino)
 
 
 _shared = _Shared()
@@ -179,7 +209,7 @@ _shared = _Shared()
 
 def _take() -> dict[str, Any]:
     """Returns the state of the process."""
-    umask = os.umask(0o077)
+    umask = os.umask(_shared.umask)  # Other threads may make files meanwhile.
     os.umask(umask)
     state: dict[str, Any] = {
         "umask": umask,
