@@ -109,7 +109,16 @@ class TestOutage:
         model = Model(capacity=lambda now: 0)
         rule = LimitRule(32)
         simulate(rule, model, 1.0)
-        assert (rule.limit, rule.is_down) == (1, False)
+        assert (rule.limit, rule.is_down, rule.gets_nothing) == (1, False, True)
+
+    def test_is_left_alone_for_a_moment_even_where_no_waits_are_wanted(self) -> None:
+        rule = LimitRule(1, 0.0, jitter=lambda: 1.0)
+        for _ in range(8):
+            rule.answer(rule.begin(0.0), 0.001)
+        for _ in range(8):
+            rule.fail(rule.begin(1.0), 1.001)
+        assert rule.is_down
+        assert rule.wait_secs(1.001) == pytest.approx(0.1)
 
 
 class TestCalls:
