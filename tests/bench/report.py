@@ -9,6 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from tests.bench import failures, gcs
 from tests.bench.jobs import ALL_CORES, AS_IT_COMES, BARE, HELP, IN_PROCESS, ONE_WORKER, SDK, Case
 from tests.bench.search import KINDS, MAX_EXTRA_MB
+from tests.bench.services import (
+    BEST,
+    IDEAL,
+    MAX_IN_FLIGHT,
+    NOISE,
+    OUTAGE,
+    OUTAGE_SECS,
+    QUEUES,
+    REFUSES,
+    RETRY_AFTER,
+    Figures,
+)
 
 START_UP = "start-up"
 FEW = "10 records,"
@@ -27,6 +39,8 @@ COLUMNS = (
     "wall / bare",
 )
 GRISTMILL_ROWS = (IN_PROCESS, ONE_WORKER, ALL_CORES)
+MANDATED_SECS = 5.0
+"""What the waits for retries may add: the last record may wait up to 1 s, and again up to 2 s, then up to 4 s."""
 MEMORY_BASE_BYTES = 250e6
 MEMORY_WORKER_BYTES = 250e6
 
@@ -58,6 +72,7 @@ class Results:
         isolation_us: What isolation adds to a record of 1 KB, in microseconds; None if it was not measured.
         search: (MB/s, extra MB of memory) of looking for a record, by kind of bytes.
         failures: Microseconds that a record costs beyond its step, by what becomes of it.
+        services: What was found with services that fail, by row.
     """
 
     def __init__(
@@ -66,11 +81,13 @@ class Results:
         isolation_us: float | None = None,
         search: dict[str, tuple[float, float]] | None = None,
         failures: dict[str, float] | None = None,
+        services: dict[str, Figures] | None = None,
     ) -> None:
         self.cases = list(cases)
         self.isolation_us = isolation_us
         self.search = search or {}
         self.failures = failures or {}
+        self.services = services or {}
         self._by_name = {(case.section, case.row): case for case in self.cases}
 
     def sections(self, kind: str) -> list[str]:
@@ -157,6 +174,7 @@ def all_targets(results: Results) -> Iterable[Target]:
         wanted = f">= {KINDS[kind]} MB/s, <= {MAX_EXTRA_MB} MB"
         met = speed >= KINDS[kind] and extra <= MAX_EXTRA_MB
         yield Target(f"search for a record, {kind} bytes", f"{speed:.0f} MB/s, {extra:.0f} MB more memory", wanted, met)
+    yield from _services(results)
 
 
 def workers_row(workers: int) -> str:
@@ -267,6 +285,27 @@ def _memory_growth(results: Results, kind: str) -> Iterable[Target]:
         "within 10 %",
         None if growth is None else abs(growth - 1) <= 0.1,
     )
+
+
+def _services(results: Results) -> Iterable[Target]:
+    """Yields the targets for services that fail."""
+    rows = results.services
+    if not rows:
+        return
+    ideal = rows[IDEAL].secs
+    for name in (NOISE, RETRY_AFTER):
+        limit = 2 * ideal + MANDATED_SECS + (name == RETRY_AFTER)
+        yield _seconds(f"service, {name}: {rows[name].records} records, ideal {ideal:.1f} s", rows[name].secs, limit)
+    best = rows[BEST].rate
+    for name in (REFUSES, QUEUES):
+        yield _ratio(f"service, {name}: records a second to {BEST}, {best:.0f}", rows[name].rate, best, least=0.8)
+    yield _ratio(
+        f"service, {REFUSES}: refused calls to records", rows[REFUSES].refused, rows[REFUSES].records, most=0.1
+    )
+    calls, most = rows[OUTAGE].refused, 2.5 * MAX_IN_FLIGHT
+    yield Target(f"service, {OUTAGE}: calls meanwhile", str(calls), f"<= {most:.0f}", calls <= most)
+    limit = 2 * rows[OUTAGE].records / rows[IDEAL].rate + 2.5 * OUTAGE_SECS
+    yield _seconds(f"service, {OUTAGE}: {rows[OUTAGE].records} records", rows[OUTAGE].secs, limit)
 
 
 def _start_up(results: Results) -> Iterable[Target]:

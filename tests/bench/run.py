@@ -29,6 +29,7 @@ from tests.bench.isolation import measure_isolation
 from tests.bench.jobs import Case
 from tests.bench.measure import become_subreaper
 from tests.bench.search import measure_search
+from tests.bench.services import measure_services
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SDK_INSTALL = "python3.11 -m venv SDK && SDK/bin/pip install array-record-beam-sdk"
@@ -36,6 +37,7 @@ SCALING_HELP = "size of the text that one and two workers are compared on, 0 for
 MEMORY_HELP = "sizes of text between which memory must not grow, with commas; '' for none"
 GCS_HELP = "sizes of text to convert from and to an emulated gs://, with commas; '' for none"
 WORK_HELP = "folder that caches generated data; without it, a temporary one that is removed"
+SERVICE_HELP = "calls of a service that fails at random, is too small or goes down, a row, 0 for none"
 SEARCH_HELP = "bytes without a record that the reader searches, 0 for none"
 START_UP_RECORDS = 10
 
@@ -81,6 +83,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--sdk-runs", type=int, default=1, help="counted runs of the SDK's rows, 0 for no rows")
     add("--sdk-shards", type=int, default=50, help="files that the SDK is told to write")
     add("--search-bytes", type=parse_size, default="100MB", help=SEARCH_HELP)
+    add("--service-calls", type=int, default=2000, help=SERVICE_HELP)
     add("--work", type=Path, default=None, help=WORK_HELP)
     add("--keep", action="store_true", help="keep the generated data in a temporary folder too")
     return parser.parse_args(argv)
@@ -103,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     isolation_us = measure_isolation(args.isolation_batches) if args.isolation_batches else None
     search = measure_search(args.search_bytes) if args.search_bytes else {}
     failures = measure_failures(args.failing_records) if args.failing_records else {}
-    results = report.Results(cases, isolation_us, search, failures)
+    services = measure_services(args.service_calls) if args.service_calls else {}
+    results = report.Results(cases, isolation_us, search, failures, services)
     print(describe(), report.format_table(results), "", report.format_targets(results), sep="\n")
     return int(any(case.failed for case in cases))
 

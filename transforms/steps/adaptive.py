@@ -59,6 +59,11 @@ class AdaptiveLimit:
         """Whether the service answers no call."""
         return self._rule.is_down
 
+    @property
+    def gets_nothing(self) -> bool:
+        """Whether the service answers no call, be it down or not there at all."""
+        return self._rule.gets_nothing
+
     def acquire(self) -> Began:
         """Waits until a call may begin, and begins it.
 

@@ -150,8 +150,8 @@ class HttpStep:
         return response
 
     def _sleep(self, secs: float) -> None:
-        """Waits for a retry. While the service is down, records behind this one wait with it: they would fail too."""
-        with contextlib.nullcontext() if self._limit.is_down else aside():
+        """Waits for a retry. While nobody gets an answer, records behind this one wait with it: they would fail too."""
+        with contextlib.nullcontext() if self._limit.gets_nothing else aside():
             self._limit.sleep(secs)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:

@@ -27,7 +27,7 @@ SLOT_BYTES = 1000
 """What a record in flight costs beside its bytes, its result included, so that short ones are not without number."""
 
 MAX_ASIDE = 512
-"""Records that wait for a retry, each with a thread that sleeps and takes about 50 KB. At 5 % failures and 600 calls a
+"""Records that wait for a retry, each with a thread that sleeps and takes about 22 KB. At 5 % failures and 600 calls a
 second 30 wait at a time for one second each; beyond the bound a record that waits keeps its place."""
 
 

@@ -56,12 +56,18 @@ MAX_CALM = 16
 LATENCY_EVERY = 64
 """Cohorts between two trials of half the calls: they cost an unloaded service 1 % of its throughput."""
 
+FEW = 4
+"""So few calls are not halved for the sake of latency: they load nobody, and one that hangs must not stop all."""
+
 MIN_GAIN = 1.2
 """Twice the calls must bring so many times the answers (it would be 2, and 1 where the service is saturated)."""
 
 MIN_ROW = 8
 """So many failures in a row, without an answer for two usual answers' time, and a service is down. At a noise of 20 %
 eight in a row come once in 400,000 calls, and cost one pause."""
+
+MIN_GAP_SECS = 0.1
+"""Who wants retries without a wait still leaves a service that is down alone for so long."""
 
 MAX_GAP_SECS = 30.0
 """A service that is down is asked this often at least."""
@@ -147,7 +153,7 @@ class LimitRule:
     ) -> None:
         self._max = max_in_flight
         self._limit = float(max_in_flight)
-        self._first_gap = first_gap_secs
+        self._first_gap = max(first_gap_secs, MIN_GAP_SECS)
         self._jitter = jitter
         self._active = 0
         self._held: list[float] = []
@@ -184,6 +190,11 @@ class LimitRule:
     def is_down(self) -> bool:
         """Whether the service answers no call."""
         return self._gap is not None
+
+    @property
+    def gets_nothing(self) -> bool:
+        """Whether the service answers no call, be it down or not there at all."""
+        return self.is_down or (self._row >= MIN_ROW and self._answers < MIN_ROW)
 
     @property
     def usual_share(self) -> float:
@@ -364,7 +375,7 @@ class LimitRule:
             self._usual += (cohort.share - self._usual) / 8
         self._to_latency -= 1
         self._needed -= 1
-        if self._to_latency <= 0 and self._limit >= max(2, self._slow_until):
+        if self._to_latency <= 0 and self._limit >= max(2 * FEW, self._slow_until):
             self._to_latency = LATENCY_EVERY
             self._try(self._limit // 2, cohort)
         elif self._needed <= 0 and self._limit < self._max:

@@ -81,6 +81,17 @@ class TestRetry:
             next(items)
         assert pauses == []
 
+    @pytest.mark.parametrize(
+        ("asked", "made"), [(7, 7.0), (7.5, 7.5), (9e9, 600.0), (0, None), (-1, None), ("7", None), (None, None)]
+    )
+    def test_an_error_may_ask_for_a_longer_pause(self, asked: Any, made: float | None, pauses: list[float]) -> None:
+        error = OSError("busy")
+        error.pause_secs = asked  # type: ignore[attr-defined]
+        call, _ = failing(1, error)
+        assert retry(call, 1)(b"a") == b"a!"
+        [pause] = pauses
+        assert pause == made if made is not None else 0.05 <= pause <= 0.1
+
     def test_pauses_double_to_half_a_minute_and_vary(self) -> None:
         for failures, longest in [(1, 0.1), (2, 0.2), (3, 0.4), (9, 25.6), (10, 30), (99, 30)]:
             found = {pause_secs(failures) for _ in range(50)}

@@ -53,7 +53,7 @@ class TestInFlight:
         def taken(call: Call) -> None:
             crowd.wait()
             deadline = time.monotonic() + TIMEOUT_SECS
-            while step._limit.limit > 2 and time.monotonic() < deadline:
+            while step._limit.limit > 4 and time.monotonic() < deadline:
                 time.sleep(0.005)  # Until the step has read that the other six were refused.
             call.reply(200, call.body.upper())
 
@@ -71,28 +71,26 @@ class TestInFlight:
         service.faults = {record: [taken] for record in records[:2]} | {record: [refused] for record in records[2:8]}
         assert run_chain(step, records) == ([record.upper() for record in records], {})
         assert service.peak == 8
-        assert max(numbers[:8]) == 2
+        assert max(numbers[:8]) <= 4  # Two, and what began before it was clear.
+
+    def test_where_nobody_gets_an_answer_further_records_are_not_tried(
+        self, service: Service, post: Callable[..., Post]
+    ) -> None:
+        service.answer = status(503)
+        records = [b"r%d" % number for number in range(50)]
+        out, dead = run_chain(post(max_in_flight=4, retries=3), records, 50)
+        assert (out, dead) == ([], dict.fromkeys(records, "http_503"))
+        assert len(service.seen) == 200
+        assert len({call.body for _, call in service.seen[:40]}) <= 20
 
     def test_records_go_on_while_one_waits_for_its_retry(self, service: Service, post: Callable[..., Post]) -> None:
         records = [b"r%d" % number for number in range(200)]
-        others = threading.Semaphore(0)
-
-        def answer(call: Call) -> None:
-            call.reply(200, call.body.upper())
-            others.release()
-
-        def busy(call: Call) -> None:
-            call.reply(503, Retry_After="1")
-
-        seen = len(records) - 2
-        service.answer = answer
-        service.faults = {records[0]: [busy], records[1]: [busy]}
+        service.faults = {record: [status(503, Retry_After="1")] for record in records[:2]}
         out = run_chain(post(max_in_flight=2), records)
         assert out == ([record.upper() for record in records], {})
         order = [call.body for _, call in service.seen]
-        assert order[-2:] in ([records[0], records[1]], [records[1], records[0]])
-        assert sorted(order[2:-2]) == sorted(records[2:])
-        assert len(order[2:-2]) == seen
+        assert min(order.index(record, 2) for record in records[:2]) > 20
+        assert service.peak <= 2
 
     def test_among_many_faults_every_record_gets_its_own_result(
         self, service: Service, post: Callable[..., Post]
