@@ -179,18 +179,18 @@ def test_steps_that_come_to_the_chain_keep_what_was_paid_for(service: Service, t
     assert jobs.records(tmp_path / "out") == [caption(picture)[:5] for picture in captions.pictures]
 
 
-def test_without_a_journal_everything_is_asked_again_and_nothing_stands_in_the_folder(
-    service: Service, tmp_path: Path
+def test_whether_answers_are_kept_makes_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    captions = Captions(tmp_path, service, 60)
-    gate = Gate(service, 40)
-    captions.options = ",journal=false"
-    captions.kill_when(lambda: gate.waiting == IN_FLIGHT)
-    assert list(captions.store().list(JOURNALS)) == []
-    gate.opened.set()
-    captions.options = ""
-    captions.finish()  # It is the same job.
-    assert captions.calls() >= 100 + IN_FLIGHT
+    (tmp_path / "my_steps.py").write_text("def shorter(value):\n    return value[:5]\n")
+    jobs.write_tfrecord(tmp_path / "in/a", pictures(10))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["--input", "in/*", "--output", "out", "--step"]
+    assert jobs.convert(*command, "my_steps:shorter") == 0
+    for kept in ("true", "false", "auto"):
+        assert jobs.convert(*command, f"my_steps:shorter,journal={kept}") == 0
+        assert "nothing left to do" in capsys.readouterr().out
 
 
 def test_on_gs_what_was_put_is_not_asked_for_again(emulator: Emulator, service: Service, tmp_path: Path) -> None:
