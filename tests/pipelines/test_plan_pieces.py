@@ -115,6 +115,7 @@ class TestPredictions:
         assert 2_000 * 0.1 / 4 / workers <= secs < 2 * 2_000 * 0.1 / 4 / workers
         assert "the steps mostly wait, 4 at a time in each worker" in words
         assert len(service.seen) == 3 + 1  # The trial's, and the record that is shown.
+        assert "becomes 17 bytes" in words
 
     def test_the_word_of_the_user_goes_before_a_trial(self, capsys: pytest.CaptureFixture[str]) -> None:
         cpu_secs, secs, words = dry_run(
