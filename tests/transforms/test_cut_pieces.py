@@ -16,7 +16,7 @@ from transforms.elements import Input, ShardTask
 
 @pytest.mark.parametrize(
     ("total_secs", "secs"),
-    [(20, 10), (57, 10), (320, 20), (1_440, 90), (100_000, 90), (900_000, 90), (9_000_000, 900)],
+    [(20, 5), (57, 5), (320, 20), (1_440, 90), (100_000, 90), (900_000, 90), (9_000_000, 900)],
 )
 def test_a_piece_is_a_minute_and_a_half_less_in_short_jobs_and_more_in_ones_of_months(
     total_secs: float, secs: float
@@ -25,7 +25,7 @@ def test_a_piece_is_a_minute_and_a_half_less_in_short_jobs_and_more_in_ones_of_m
 
 
 def test_shards_are_cut_by_their_share_of_the_work() -> None:
-    assert count_pieces([100, 300, 0, 5], 405, 10_000) == [4, 12, 1, 1]
+    assert count_pieces([100, 300, 0, 4], 404, 10_000) == [4, 12, 1, 1]
 
 
 def test_shards_that_are_short_stay_whole() -> None:
