@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -215,6 +215,15 @@ class TestRecall:
         store.put_file(first.state[PIECES_NAME], PIECES_NAME)
         other = plan_job(config_of({**step, "secs": 1}), limit=0, scratch=str(tmp_path))
         assert recall_pieces(store, other) is None
+
+    @pytest.mark.parametrize("harm", [lambda data: data[:-30], lambda data: data + b"{}\n", lambda data: data[:600]])
+    def test_a_list_of_which_a_part_is_damaged_is_made_anew(
+        self, tmp_path: Path, harm: Callable[[bytes], bytes]
+    ) -> None:
+        first = planned(config_of({"call": "planned_steps:sleep", "secs": 0}, secs_per_record=1), tmp_path / "first")
+        store = LocalStore(str(tmp_path / "out"))
+        store.put(PIECES_NAME, harm(Path(first.state[PIECES_NAME]).read_bytes()))
+        assert recall_pieces(store, first) is None
 
     @pytest.mark.parametrize("data", [b"", b"{}\n", b"\xff\n", json.dumps({"gristmill_plan": 9}).encode()])
     def test_a_damaged_list_is_none(self, tmp_path: Path, data: bytes) -> None:
