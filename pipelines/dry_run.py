@@ -49,7 +49,8 @@ def _show_steps(spec: JobSpec, records: list[bytes]) -> None:
 
 
 def _show_record(spec: JobSpec, chain: Chain, number: int, record: bytes) -> None:
-    batch = RecordBatch(ShardTask(0, 0, 0, 0, 0, 0, 0), 0, source=Input(0, "sample", 0, 0))
+    # The last batch, so that a chain with calls in flight keeps nothing back.
+    batch = RecordBatch(ShardTask(0, 0, 0, 0, 0, 0, 0), 0, last=True, source=Input(0, "sample", 0, 0))
     batch.records, batch.positions = [record], [number]
     print(f"record    {_brief(record)}")
     for out in chain.apply(batch):

@@ -17,7 +17,7 @@ from pipelines.plan_job import PlannedJob, planned_shards
 from transforms.cut_pieces import count_pieces, cut_pieces, piece_secs
 from transforms.inputs import sample_inputs
 from transforms.pieces import PIECES_NAME, pieces_header
-from transforms.plan_file import read_tasks, write_plan
+from transforms.plan_file import DamagedLineError, read_tasks, write_plan
 from transforms.store import Store
 from transforms.timing import (
     LEAST_BYTES,
@@ -32,17 +32,25 @@ from transforms.timing import (
 
 
 def recall_pieces(store: Store, job: PlannedJob) -> PlannedJob | None:
-    """Returns a job with the pieces that it was worked on in before; None where there were none.
+    """Returns a job with the pieces that it was worked on in before; None where there are none, or not all of them.
 
     Args:
         store: The output directory, as the job's generation sees it.
         job: The planned job.
     """
     header = pieces_header(store)
-    if header is None or header["plan_id"] != job.spec.plan_id:
+    if header is None or header.get("plan_id") != job.spec.plan_id or not _is_whole(store, header):
         return None
     spec = dataclasses.replace(job.spec, num_pieces=header["num_pieces"])
     return dataclasses.replace(job, spec=spec, timing=Timing(**header["timing"]))
+
+
+def _is_whole(store: Store, header: dict[str, Any]) -> bool:
+    try:
+        with store.open(PIECES_NAME) as lines:
+            return sum(1 for _ in read_tasks(lines)) == header["num_pieces"]
+    except DamagedLineError:
+        return False
 
 
 def plan_pieces(job: PlannedJob, config: JobConfig, scratch: str) -> PlannedJob:

@@ -118,4 +118,5 @@ def _print(store: Store, status: dict[str, Any]) -> None:
     if speed is not None:
         left = f", about {status['secs_left']:,.0f} s left" if status["secs_left"] is not None else ""
         rates = f"{speed['records']:,.0f} records/s, {speed['bytes'] / 1e6:,.1f} MB/s"
-        print(f"  speed    {rates}, {speed['shards']:,.2f} shards/s{left if status['status'] == 'running' else ''}")
+        kind = "pieces" if status["committed_pieces"] < status["planned_pieces"] else "shards"
+        print(f"  speed    {rates}, {speed[kind]:,.2f} {kind}/s{left if status['status'] == 'running' else ''}")

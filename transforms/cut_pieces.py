@@ -14,8 +14,8 @@ from transforms.plan import Estimate, cut_shards
 PIECE_SECS = 90.0
 """What a kill may cost a worker, and what an entry and one more writing of the records are nothing beside."""
 
-MIN_PIECE_SECS = 10.0
-"""A shorter job is not worth the second writing; it is also what a worker process takes to start, a few times over."""
+MIN_PIECE_SECS = 5.0
+"""Shorter ones are not worth an entry and a file each; it is also twice what a worker process takes to start."""
 
 _MIN_PIECES = 16
 """A job that is shorter than so many pieces has shorter ones, so that each of a few workers gets several."""

@@ -158,6 +158,8 @@ def read_log(path: str, task: ShardTask) -> Iterator[RecordBatch]:
     """
     reader = ArrayRecordReader(os.fsencode(path))
     try:
+        if not reader.ok():  # It would say that it has no records.
+            raise ValueError("it is no ArrayRecord")
         left = reader.num_records()
         while left > 0:
             batch = _read_batch(reader, task)

@@ -143,7 +143,7 @@ class _Trial:
             return None
         usual = self._tried[1:] if len(self._tried) > 2 else self._tried  # The first one also loads and connects.
         secs, cpu_secs = (sum(times) / len(usual) for times in zip(*usual, strict=True))
-        return Timing(secs, min(secs, cpu_secs), records=len(self._tried), **self._chain)
+        return Timing(secs, cpu_secs, records=len(self._tried), **self._chain)
 
 
 def try_steps(
@@ -171,8 +171,9 @@ def try_steps(
         yield {"begins": True}
         began, cpu, queued = time.monotonic(), time.process_time(), _queued_secs()
         outcome = chain.run(record)
-        secs = max(0.0, time.monotonic() - began - (_queued_secs() - queued))
-        yield {"secs": secs, "cpu_secs": time.process_time() - cpu, "passed": outcome.failure is None}
+        cpu_secs = time.process_time() - cpu
+        secs = max(cpu_secs, time.monotonic() - began - (_queued_secs() - queued))
+        yield {"secs": secs, "cpu_secs": cpu_secs, "passed": outcome.failure is None}
         if secs * num_records < LEAST_SECS or time.monotonic() - started > tried_secs / 2:
             return
 

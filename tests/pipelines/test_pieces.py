@@ -19,6 +19,8 @@ import pytest
 
 import corpora
 import jobs
+from gcs_emulator import Emulator
+from gcs_files import download
 from pipelines.cli import main
 
 STEPS = """
@@ -300,3 +302,24 @@ def test_all_workers_share_the_work_of_one_shard(folder: Path) -> None:
     assert main(["convert", "--workers", "2", *command]) == 0
     assert len(list(folder.glob("pid-*"))) == 2
     assert jobs.records(folder / "out") == [jobs.payload(0, at) for at in range(400)]
+
+
+@pytest.mark.slow
+def test_bundles_that_a_runner_runs_twice_change_nothing(folder: Path) -> None:
+    damaged(folder / "in")
+    command = ["--input", "in/*", "--shards", "2", *MIXED]
+    assert jobs.convert(*command, *WHOLE, "--output", "whole") == 0
+    twice = ["--runner=BundleBasedDirectRunner", "--direct_runner_bundle_repeat=1"]
+    assert main(["convert", *map(str, command), *PIECES, "--output", "twice", *twice]) == 0
+    check_same(folder / "twice", folder / "whole")
+
+
+def test_in_a_bucket_it_is_the_same(folder: Path, emulator: Emulator) -> None:
+    damaged(folder / "in")
+    url = emulator.new_bucket() + "/out"
+    command = ["--input", "in/*", "--shards", "2", *MIXED]
+    assert jobs.convert(*command, *WHOLE, "--output", "whole") == 0
+    assert jobs.convert(*command, *PIECES, "--output", url) == 0
+    assert any("_gristmill%2Fpieces%2F00000-00003.json" in str(request) for request in emulator.seen)
+    assert jobs.verify(url) == 0
+    check_same(download(url, folder / "remote"), folder / "whole")
