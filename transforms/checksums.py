@@ -13,6 +13,7 @@ import functools
 from array import array
 
 import google_crc32c
+import numpy as np
 
 from transforms.elements import Input
 from transforms.sources import RandomAccessFile, open_input
@@ -51,7 +52,8 @@ class HashedFile:
             at = self._hash_up_to(min(position, end))
         if position <= at < end and position + len(data) > at:
             last = min(len(data), end - position)
-            new = data if position == at and last == len(data) else data[at - position : last]
+            # A view: reads overlap by a part of a record nearly always, and a copy would cost more than its checksum.
+            new = np.frombuffer(data, np.uint8)[at - position : last]
             self._crc = google_crc32c.extend(self._crc, new)
             self._at = position + last
         return data
