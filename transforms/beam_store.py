@@ -96,6 +96,8 @@ class BeamStore:
 
     def _has_version(self, name: str, version: Version | None) -> bool:
         """Whether a name has a version, as `get` tells it or as `version` does."""
+        if version is None:
+            return self.size(name) is None
         if not isinstance(version, bytes):
             return self.version(name) == version
         found = self.get(name)

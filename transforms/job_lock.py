@@ -230,7 +230,8 @@ def check_lock(store: Store, token: str) -> tuple[dict[str, Any], Version]:
 
 
 def _lost(store: Store, found: tuple[dict[str, Any], Version] | None) -> str:
-    who = f"now {describe(found[0])} has it" if found is not None else "whoever took it has ended since"
+    gone = "whoever took it has ended since, or it was deleted"
+    who = gone if found is None else f"now {describe(found[0])} has it"
     return (
         f"this run has lost its lock of {store.root}: {who}. It must have been suspended, or cut off from the output, "
         "for minutes, so that it was taken for dead"

@@ -26,12 +26,12 @@ from transforms.budget import Budget, called_off, dead_fraction
 from transforms.elements import JobSpec, ShardInfo
 from transforms.finish import finish_job
 from transforms.generations import DECIDED_NAME, find_letters, open_job_store
-from transforms.job_lock import keep_lock, release_detached
+from transforms.job_lock import keep_lock, read_lock, release_detached
 from transforms.ledger import find_ledger, published_name
 from transforms.names import shard_file_name
 from transforms.repeat import settle
 from transforms.replaced import delete_replaced, final_letters, set_aside
-from transforms.state import MANIFEST_NAME, StateError, read_manifest
+from transforms.state import MANIFEST_NAME, StateError, read_manifest, read_report
 from transforms.steps.job_chain import load_chain
 from transforms.store import OutputError, Store
 from transforms.whole import judge_generation
@@ -210,11 +210,14 @@ def give_names(store: Store, spec: JobSpec, task: PublishTask) -> None:
 
 
 def _finish(infos: list[ShardInfo], spec: JobSpec, num_published: int) -> dict[str, Any]:
+    store = open_job_store(spec)
+    ended = read_report(store) if spec.lock_token and read_lock(store) is None else None
+    if ended is not None and ended["plan_id"] == spec.plan_id:
+        return ended  # It has released the lock already; the runner has not heard of it and tries again.
     expected = sum(1 for _ in number_parts(infos, spec))
     if num_published < expected:
         raise OutputError(f"{num_published} of {expected} shards were published; run the same command again")
     _, verdict = decide(infos, spec)
-    store = open_job_store(spec)
     with keep_lock(store, spec.lock_token):
         report = finish_job(store, spec, verdict)
     release_detached(store, spec.lock_token)

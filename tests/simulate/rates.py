@@ -25,7 +25,7 @@ class Rates:
     open_secs: float = assumed(0.03, "opening one input: its first block, which nothing foresees")
     list_secs: float = assumed(0.25, "one page of 1,000 names of a listing")
     shard_requests: float = assumed(
-        17, "small requests that a shard waits for, from its line of the plan to its final name"
+        27, "small requests that a shard waits for, from its line of the plan to its final name"
     )
     detect_secs: float = assumed(120, "from the loss of a worker until its shard is handed out again")
     class_a: float = assumed(5.00, "$ a million class A operations")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from fakes import Killed, WorstStore, make_batch, make_letter, make_spec, make_task, read_array_record, toy_records
+from transforms import publish as publish_module
 from transforms.elements import Edge, JobSpec, ShardInfo, Span
 from transforms.finish import REPLACED_NAME, finish_job
+from transforms.generations import open_job_store
+from transforms.job_lock import LOCK_NAME
 from transforms.ledger import ATTEMPTS, published_name
 from transforms.plan_file import INPUTS_NAME, PLAN_NAME, write_plan
 from transforms.publish import (
@@ -228,6 +232,21 @@ class TestPublished:
         one, other = final_tree(store), final_tree(whole)
         del one[REPORT_NAME], other[REPORT_NAME]
         assert one == other
+
+    def test_end_of_a_job_that_has_released_its_lock_may_be_repeated(self) -> None:
+        """The runner may not have heard that its last step came to an end, and has another worker do it again."""
+        store = WorstStore()
+        spec, infos = commit_job(store, lock_token="ours", run_token="ours")
+        held = json.dumps({"token": "ours", "heartbeat": time.time(), "job": {"detached": True}})
+        store.put(LOCK_NAME, held.encode())
+        orders = list(number_parts(infos, spec))
+        for order in orders:
+            give_names(open_job_store(spec), spec, order)
+        first = publish_module._finish(infos, spec, len(orders))
+        before = store.tree()
+        assert LOCK_NAME not in before
+        assert publish_module._finish(infos, spec, len(orders)) == json.loads(json.dumps(first))
+        assert store.tree() == before
 
     def test_pipeline_does_the_same(self) -> None:
         store, expected = WorstStore(), WorstStore()

@@ -9,7 +9,7 @@ from transforms.report_html import MAX_SHARDS, MAX_SOURCES, render_html
 COUNTS = (
     *("records_read", "records_added", "records_written", "records_dropped", "records_dead"),
     *("files_seen", "files_read", "files_empty", "files_dead", "files_skipped", "files_duplicate"),
-    *("bytes_read", "bytes_written", "bytes_dead"),
+    *("bytes_read", "bytes_written", "bytes_dead", "records_dead_estimate"),
 )
 
 

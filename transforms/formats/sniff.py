@@ -208,7 +208,8 @@ def _tell_text(head: bytes) -> Kind | None:
         return _tell_json(text.strip())
     lines = text.splitlines()[:20]
     for separator in (",", "\t", ";"):
-        counts = {line.count(separator) for line in lines[: len(lines) - 1 or 1] if line}
+        # In prose a blank follows the comma.
+        counts = {line.count(separator) - line.count(f"{separator} ") for line in lines[: len(lines) - 1 or 1] if line}
         if len(lines) > 2 and len(counts) == 1 and max(counts) > 0:
             return Kind("a table of text (CSV)")
     return Kind("plain text", is_companion=True)
