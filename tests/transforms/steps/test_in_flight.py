@@ -65,6 +65,26 @@ def records_of(batches: Iterable[RecordBatch]) -> list[bytes]:
     return [record for batch in batches for record in batch.records]
 
 
+def read_meanwhile(
+    chain: ConcurrentChain, batches: list[RecordBatch], goes_on: threading.Event
+) -> tuple[int, list[RecordBatch]]:
+    """How many batches are read until the chain waits for one; and all that comes out once it goes on."""
+    read, out = [], []
+
+    def consume() -> None:
+        for batch in batches:
+            read.append(batch)
+            out.extend(chain.apply(batch))
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    consumer.join(0.5)
+    count = len(read)
+    goes_on.set()
+    consumer.join(TIMEOUT_SECS)
+    return count, out
+
+
 def upper(record: bytes) -> bytes:
     return record.upper()
 
@@ -158,22 +178,21 @@ class TestInFlight:
         assert peak == 4
 
     def test_reads_ahead_no_more_than_keeps_the_threads_busy(self, chain_of: Callable[..., ConcurrentChain]) -> None:
-        chain = chain_of(upper)
-        ahead = 0
-        for batch in singles(40)[:-1]:
-            ahead += 1 - len(list(chain.apply(batch)))
-            assert ahead <= 4
-        assert ahead == 4
+        goes_on = threading.Event()
+        read, out = read_meanwhile(chain_of(lambda record: goes_on.wait(TIMEOUT_SECS) and record), singles(40), goes_on)
+        assert read <= 4 + 4  # As many wait for a thread as run.
+        assert records_of(out) == toy_records(40)
 
     def test_damage_without_records_is_not_read_ahead_without_end(
-        self, chain_of: Callable[..., ConcurrentChain]
+        self, chain_of: Callable[..., ConcurrentChain], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        chain = chain_of(upper)
-        damage = [make_batch(dead=[make_letter(number)]) for number in range(40)]
-        ahead = 0
-        for batch in shard_of([make_batch(toy_records(1)), *damage])[:-1]:
-            ahead += 1 - len(list(chain.apply(batch)))
-            assert ahead <= 4
+        monkeypatch.setattr(in_flight, "MAX_WAITING_BYTES", 50 * in_flight.SLOT_BYTES)
+        goes_on = threading.Event()
+        damage = [make_batch(dead=[make_letter(number)]) for number in range(400)]
+        batches = shard_of([make_batch(toy_records(1)), *damage])
+        read, out = read_meanwhile(chain_of(lambda record: goes_on.wait(TIMEOUT_SECS) and record), batches, goes_on)
+        assert read <= 26  # A batch and a letter count as a record each.
+        assert sum(batch.records_read for batch in out) == 401
 
     def test_large_records_are_read_ahead_by_their_bytes(
         self, chain_of: Callable[..., ConcurrentChain], monkeypatch: pytest.MonkeyPatch
@@ -372,7 +391,7 @@ class TestAside:
         consumer = threading.Thread(target=consume, daemon=True)
         consumer.start()
         consumer.join(0.3)
-        assert 4 < len(read) <= 50
+        assert len(read) <= 50
         goes_on.set()
         consumer.join(TIMEOUT_SECS)
         assert records_of(out) == toy_records(1000)
