@@ -81,13 +81,13 @@ class _Seam:
         span, source = batch.span, batch.source
         if span is None or source is None:
             return
-        if source.index != self._index or self._covered is None:
-            self._boundary = span.end if source.index != self._index or span.end is not None else self._boundary
-            self._covered = span
-        else:
-            self._boundary = self._boundary if span.end is None else span.end
-            self._covered = batch.span = _together(self._covered, span)
-        self._index = source.index
+        if source.index != self._index:
+            self._index, self._boundary, self._covered = source.index, None, None
+        if span.end is not None:
+            self._boundary = span.end
+        if self._covered is not None:
+            batch.span = _together(self._covered, span)
+        self._covered = batch.span
 
 
 def join_letters(before: RecordBatch, after: RecordBatch, record_bytes: float) -> bool:

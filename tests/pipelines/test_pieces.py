@@ -41,7 +41,7 @@ def mixed(value):
 def noted(value):
     with open(os.environ["CALLS"], "ab") as calls:
         calls.write(value[:17] + b"\\n")
-    time.sleep(0.01)
+    time.sleep(0.004)
     return value
 
 
@@ -203,6 +203,17 @@ def test_a_set_over_its_budget_is_published_with_a_larger_one_without_a_call(fol
     assert jobs.convert(*command, "--set", "dead_letters.max_fraction=0.9") == 0
     assert not (folder / "calls").exists()
     assert len(jobs.records(folder / "out")) == 898
+
+
+def test_a_job_whose_first_pieces_break_the_budget_does_no_other(folder: Path) -> None:
+    damaged(folder / "in")
+    command = ["--input", "in/*", "--shards", "2", "--step", "steps_of_tests:mixed"]
+    largest = ["--set", "dead_letters.max_fraction=0.9"]
+    assert jobs.convert(*command, *PIECES, "--output", "out", "--set", "dead_letters.max_count=1") == 3
+    assert 1 <= pieces_done() <= 3
+    assert jobs.convert(*command, *PIECES, "--output", "out", *largest) == 0
+    assert jobs.convert(*command, *WHOLE, "--output", "whole", *largest) == 0
+    check_same(folder / "out", folder / "whole")
 
 
 def start(*arguments: str, stop: str = "") -> subprocess.Popen[bytes]:
