@@ -18,7 +18,7 @@ from pipelines import dataflow_service
 from pipelines.cli import main
 from pipelines.progress import JobWatch
 from slow_job import Job, make_job
-from transforms.job_lock import LOCK_NAME
+from transforms.job_lock import LOCK_NAME, where_processes_are
 from transforms.report import load_spec
 from transforms.shard_progress import Running, progress_name
 from transforms.store import LocalStore
@@ -238,7 +238,7 @@ class TestCancel:
         assert "nothing runs" in capsys.readouterr().out
 
     def test_of_a_process_that_is_gone_takes_its_lock_away(self, out: Path) -> None:
-        hold(out, host=socket.gethostname(), pid=2**30, pid_started="1")
+        hold(out, **where_processes_are(), pid=2**30, pid_started="1")
         assert main(["cancel", str(out)]) == 0
         assert not (out / LOCK_NAME).exists()
 
