@@ -146,9 +146,8 @@ def test_append_and_replay(emulator: Emulator, tmp_path: Path) -> None:
     upload(tmp_path / "in", raw)
     assert jobs.convert("--input", f"{raw}/*", "--output", out, "--shards", "2") == 0
     jobs.write_tfrecord(tmp_path / "in/c", [jobs.payload(2, i) for i in range(300)])
-    upload(tmp_path / "in", raw)  # The same content, but new generations.
-    assert jobs.convert("--input", f"{raw}/*", "--output", out, "--append") == 2
-    assert jobs.convert("--input", f"{raw}/c", "--output", out, "--append") == 0
+    upload(tmp_path / "in", raw)  # The same content, but new generations: their listed checksums tell.
+    assert jobs.convert("--input", f"{raw}/*", "--output", out, "--append") == 0
     (tmp_path / "in/b").write_bytes(good)
     upload(tmp_path / "in", raw)
     assert jobs.replay(out) == 0
