@@ -17,6 +17,7 @@ import pytest
 import corpora
 import jobs
 from pipelines import local_runner
+from transforms.job_lock import where_processes_are
 
 LARGE = ["--set", "dead_letters.max_fraction=1"]
 
@@ -412,7 +413,7 @@ def test_refusals_say_what_to_do(corpus: Corpus, capsys: pytest.CaptureFixture[s
     assert "dead_letters.max_fraction" in capsys.readouterr().err
     assert corpus.convert() == 0
     assert jobs.replay("out", "--set", "writ.name=x") == 2
-    lock = {"host": os.uname().nodename, "pid": os.getpid(), "pid_started": None, "token": "x", "heartbeat": 0}
+    lock = {**where_processes_are(), "pid": os.getpid(), "pid_started": None, "token": "x", "heartbeat": 0}
     lock["pid_started"] = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
     (corpus.out / "_gristmill/lock.json").write_text(json.dumps(lock))
     assert jobs.replay("out") == 1
