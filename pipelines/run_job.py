@@ -34,7 +34,7 @@ from transforms.state import CONFIG_NAME, read_report
 from transforms.steps.rate import forget_rates
 from transforms.steps.surroundings import stay_alive
 from transforms.store import OutputError, Store
-from transforms.tries import forget_marks
+from transforms.tries import forget_marks, forgive_marks
 
 _LOGGER = logging.getLogger("gristmill")
 
@@ -128,6 +128,8 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
     spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time(), run_token=run.lock.token)
     engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)
+    if not remote_job.outlives(engine.flags):
+        forgive_marks(store)  # A command that lived on has taken away what is forgiven.
     put_config(store, config)
     for note in job.header["notes"]:
         _LOGGER.info(note)

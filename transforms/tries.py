@@ -19,6 +19,8 @@ from transforms.store import Store
 TRIES = "_gristmill/tries/"
 ISOLATE_STEPS_FROM = 2
 ISOLATE_READER_FROM = 3
+_FORGIVEN = "0"
+"""Number of the mark of a shard that was forgiven once; it stays until the job is done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +72,26 @@ def list_marks(store: Store) -> Iterator[Mark]:
     """Yields every mark that stands."""
     for name, _ in list(store.list(TRIES)):
         shard_key, _, number = name.removeprefix(TRIES).rpartition("-")
-        found = store.get(name)
+        found = store.get(name) if number != _FORGIVEN else None
         if found is not None and number.isdigit():
             fields = json.loads(found[0])
             yield Mark(name, shard_key, int(number), fields["host"], fields["pid"])
+
+
+def forgive_marks(store: Store) -> None:
+    """Has shards tried as for the first time at which a job was that was killed as a whole, its command included.
+
+    Hardly ever it was a record that did this, and precautions make a shard slow whose steps have many calls in flight.
+    If it was one, the job is killed again: a shard is forgiven once.
+
+    Args:
+        store: The output directory, whose job does not run yet.
+    """
+    marks = list(list_marks(store))
+    often = {mark.shard_key for mark in marks if mark.number > 1}
+    for mark in marks:
+        if mark.shard_key not in often and store.put_if_absent(f"{TRIES}{mark.shard_key}-{_FORGIVEN}", b"{}"):
+            store.delete(mark.name)
 
 
 def forget_marks(store: Store, pids: set[int] | None = None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fakes import WorstStore
 from transforms.elements import JobSpec
 from transforms.store import LocalStore, Store
-from transforms.tries import TRIES, forget_marks, forget_tries, list_marks, mark_name, mark_try, unmark_try
+from transforms.tries import TRIES, forget_marks, forget_tries, forgive_marks, list_marks, mark_name, mark_try, unmark_try
 
 SPEC = JobSpec("/out", "plan", 12, "tfrecord")
 
@@ -69,3 +69,14 @@ def test_only_marks_of_the_named_processes_are_forgotten(tmp_path: os.PathLike[s
     assert names(store) == [f"{TRIES}00005-1"]
     forget_marks(store)
     assert names(store) == []
+
+
+def test_a_shard_is_forgiven_once_and_only_if_it_was_tried_once(store: Store) -> None:
+    for shard in (3, 4, 4):
+        mark_try(store, SPEC, shard)
+    mark_try(store, SPEC, 5, 7)
+    forgive_marks(store)
+    assert names(store) == [f"{TRIES}00004-1", f"{TRIES}00004-2"]
+    assert [mark_try(store, SPEC, 3), mark_try(store, SPEC, 4), mark_try(store, SPEC, 5, 7)] == [1, 3, 1]
+    forgive_marks(store)
+    assert [mark_try(store, SPEC, 3), mark_try(store, SPEC, 4), mark_try(store, SPEC, 5, 7)] == [2, 4, 2]
