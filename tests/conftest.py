@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,18 @@ from dataflow import cloud as clouds
 
 if TYPE_CHECKING:
     from grown_set import GrownSet
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forgets the steps of a test: the next one may have others of the same name, in a folder of its own."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

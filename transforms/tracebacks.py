@@ -29,7 +29,7 @@ _MAX_TITLE_CHARS = 500
 _CAUSE = "The exception above was the direct cause of the one below:\n"
 _CONTEXT = "While the exception above was handled, the one below was raised:\n"
 
-_RUNNING = ("chain", "fit", "in_flight", "isolate", "job_chain", "rate", "serve")
+_RUNNING = ("answers", "aside", "chain", "fit", "in_flight", "isolate", "job_chain", "rate", "serve", "surroundings")
 """Modules of `transforms.steps` that run steps."""
 
 

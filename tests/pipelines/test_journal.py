@@ -129,10 +129,10 @@ def test_a_killed_job_asks_again_only_for_what_was_in_flight(how: str, service: 
     flags = ["--workers", "1"] if how == "with_workers" else []
     at_once = 1 if how == "isolated" else IN_FLIGHT
     gate = Gate(service, 60)
-    captions.kill_when(lambda: gate.waiting == at_once, *flags)
+    captions.kill_when(lambda: gate.waiting >= max(1, at_once // 2), *flags)
     gate.opened.set()
     captions.finish(*flags)
-    assert 120 + at_once <= captions.calls() <= 120 + at_once + A_FEW
+    assert 120 + max(1, at_once // 2) <= captions.calls() <= 120 + at_once + A_FEW
     assert jobs.records(tmp_path / "out") == [caption(picture) for picture in captions.pictures]
     assert left_over(captions.store()) == []
     captions.out = str(tmp_path / "undisturbed")
@@ -145,7 +145,7 @@ def test_answers_that_differ_each_time_are_used_as_they_were_given_first(service
     numbers = itertools.count()
     captions = Captions(tmp_path, service, 100)
     gate = Gate(service, 60, lambda body: caption(body) + b" %d" % next(numbers))
-    captions.kill_when(lambda: gate.waiting == IN_FLIGHT)
+    captions.kill_when(lambda: gate.waiting >= IN_FLIGHT // 2)
     given = {body: gate.given[body][0] for body in captions.pictures[:50] if len(gate.given[body]) == 1}
     assert len(given) >= 50 - A_FEW
     gate.opened.set()
@@ -172,7 +172,7 @@ def test_steps_that_come_to_the_chain_keep_what_was_paid_for(service: Service, t
     captions = Captions(tmp_path, service, 60)
     gate = Gate(service, 40)
     (tmp_path / "my_steps.py").write_text("def shorter(value):\n    return value[:5]\n")
-    captions.kill_when(lambda: gate.waiting == IN_FLIGHT)
+    captions.kill_when(lambda: gate.waiting >= IN_FLIGHT // 2)
     gate.opened.set()
     captions.finish("--step", "my_steps:shorter", "--resume-anyway")
     assert captions.calls() <= 60 + IN_FLIGHT + A_FEW
@@ -201,7 +201,9 @@ def test_on_gs_what_was_put_is_not_asked_for_again(emulator: Emulator, service: 
     gate = Gate(service, 80)
     answered = sum(_HEAD.size + len(caption(picture)) for picture in captions.pictures[: 80 - A_FEW])
     store = captions.store()
-    captions.kill_when(lambda: gate.waiting == IN_FLIGHT and sum(size for _, size in store.list(JOURNALS)) > answered)
+    captions.kill_when(
+        lambda: gate.waiting >= IN_FLIGHT // 2 and sum(size for _, size in store.list(JOURNALS)) > answered
+    )
     assert len(list(store.list(JOURNALS))) <= 3  # One each five seconds.
     gate.opened.set()
     captions.finish()
@@ -217,7 +219,7 @@ def test_killed_at_half_of_many_captions_the_same_command_pays_for_the_other_hal
 ) -> None:
     captions = Captions(tmp_path, service, 3_014)
     gate = Gate(service, 1_497)
-    captions.kill_when(lambda: gate.waiting == IN_FLIGHT)
+    captions.kill_when(lambda: gate.waiting >= IN_FLIGHT // 2)
     gate.opened.set()
     captions.finish()
     assert captions.calls() <= 3_014 + IN_FLIGHT + A_FEW

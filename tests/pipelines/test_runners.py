@@ -162,7 +162,7 @@ def test_a_run_says_nothing_but_its_own_lines(workers: str, tmp_path: Path) -> N
     done = jobs.spawn(command, cwd=tmp_path)
     lines = [line.split(" INFO ", 1) for line in done.stderr.splitlines()]
     assert all(re.fullmatch(r"[-\d]{10} [:\d]{8},\d{3}", line[0]) for line in lines), done.stderr
-    assert lines[-1][1] == "done: 100 records written, 0 dropped, 0 dead"
+    assert lines[-1][1] == "done: 100 records written, 0 dropped, 0 dead letters"
     assert done.stdout.splitlines()[0] == "", done.stdout
 
 

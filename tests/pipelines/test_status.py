@@ -85,7 +85,7 @@ class TestRunningAttempts:
         assert both.totals["records_read"] == committed.totals["records_read"] + 4
         assert both.totals["bytes_read"] == committed.totals["bytes_read"] + 40
         assert both.dead_by_reason["not_utf8"] == 1
-        assert both.shards_done == 1.4
+        assert both.done == 1.4
         assert "1 of 2 shards committed, 1 on their way, " in both.describe()
 
     def test_of_a_job_that_nobody_runs_do_not_count(self, out: Path) -> None:
@@ -106,11 +106,11 @@ class TestRunningAttempts:
         for path in (out / "_gristmill/shards").glob("*"):
             path.unlink()
         watch = self.watch(out, note(0, plan_id), note(1, plan_id))
-        assert watch.speed(since=1_000.0) == {"shards": 0.08, "records": 0.8, "bytes": 8.0}
-        assert watch.speed(since=995.0) == {"shards": 0.8 / 15, "records": 8 / 15, "bytes": 80 / 15}
+        assert watch.speed(since=1_000.0) == {"shards": 0.08, "pieces": 0.0, "records": 0.8, "bytes": 8.0}
+        assert watch.speed(since=995.0) == {"shards": 0.8 / 15, "pieces": 0.0, "records": 8 / 15, "bytes": 80 / 15}
         long = self.watch(out, note(0, plan_id, 6_000.0), note(1, plan_id, 6_000.0))
         found = long.speed(since=1_000.0)  # A tenth of the time lies in the last ten minutes.
-        assert found == pytest.approx({"shards": 0.08 / 600, "records": 0.8 / 600, "bytes": 8.0 / 600})
+        assert found == pytest.approx({"shards": 0.08 / 600, "pieces": 0.0, "records": 0.8 / 600, "bytes": 8.0 / 600})
 
 
 class TestStatus:

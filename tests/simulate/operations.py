@@ -103,12 +103,12 @@ def _plan(job: Job) -> Iterator[Kind]:
 
 def _prepare() -> Iterator[Kind]:
     """The driver: looks that the output is free, and puts the plan there."""
-    yield "miss", "plan", 8  # Does the output answer? Resumed? Planned? Planned still, under the lock? To be replaced?
+    yield "miss", "plan", 9  # Does the output answer? Resumed? Planned? Planned still, under the lock? To be replaced?
     yield "miss", "inputs", 2
     yield "miss", "manifest", 4
     yield "miss", "lock", 1
-    yield "miss", "state", 7  # Report, names that are replaced, plan of a generation; what is deleted, config.
-    yield "list", "output", 14
+    yield "miss", "state", 10  # Report, names that are replaced, plan of a generation, pieces; what is deleted, config.
+    yield "list", "output", 19
     yield "insert", "inputs", 1
     yield "insert", "plan", 1
     yield "insert", "state", 2  # Probe, config.
@@ -174,16 +174,20 @@ def _finish(job: Job) -> Iterator[Kind]:
     """One worker: manifest and report, then the attempts go."""
     count = len(job.shards)
     yield "miss", "manifest", 2
-    yield "look", "plan", 2
-    yield "get", "plan", 1 + blocks_of(job.plan_bytes)
+    yield "look", "plan", 3
+    yield "get", "plan", 2 + blocks_of(job.plan_bytes)
     yield "get", "ledger", count
     yield "get", "note", count
-    yield "list", "output", pages_of(4 * count) + pages_of(count) + 3  # Everything; attempts; marks, journals, notes.
+    yield (
+        "list",
+        "output",
+        pages_of(4 * count) + pages_of(count) + 4,
+    )  # Everything; attempts; marks, journals, notes, pieces.
     yield "miss", "state", 6  # Names that are replaced, plan of a generation, report twice, an older log.
     yield "insert", "manifest", 1
     yield "delete", "part", count
     yield "delete", "lock", 1
-    yield "get", "state", 4  # The config three times, the report.
+    yield "get", "state", 5  # The config four times, the report.
     yield (
         "get",
         "lock",

@@ -157,7 +157,7 @@ def test_a_real_job_makes_the_counted_requests(
     shards = list(read_shards(tmp_path, len(files)))
     assert len(shards) == 3
     assert [shard.num_files for shard in shards] == [5, 1, 1]
-    sample_reads = 1 + sum(min(3, blocks_of(size)) for size in sizes if size)  # The format, then half a MiB of each.
+    sample_reads = sum(1 + min(3, blocks_of(size)) for size in sizes if size)  # The format, then half a MiB of each.
     job = describe_job(tmp_path, shards, sizes, {"pages": 1, "sample_reads": sample_reads})
     counted: Counter[tuple[str, str]] = Counter()
     for one in count_operations(job):

@@ -12,7 +12,16 @@ import pytest
 from fakes import WorstStore
 from transforms.elements import JobSpec
 from transforms.store import LocalStore, Store
-from transforms.tries import TRIES, forget_marks, forget_tries, forgive_marks, list_marks, mark_name, mark_try, unmark_try
+from transforms.tries import (
+    TRIES,
+    forget_marks,
+    forget_tries,
+    forgive_marks,
+    list_marks,
+    mark_name,
+    mark_try,
+    unmark_try,
+)
 
 SPEC = JobSpec("/out", "plan", 12, "tfrecord")
 
