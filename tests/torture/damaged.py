@@ -265,8 +265,9 @@ def _rows_by_file(out: Path, num_files: int) -> list[tuple[int, int]]:
     for path in sorted((out / "_gristmill/shards").glob("*.json")):
         ledger = json.loads(path.read_bytes())
         require(_balances(ledger["books"]), f"the books of {path.name} do not balance")
-        for index, count, _, _, *outcomes, _, _ in ledger["sources"]:
-            row = dict(zip(("records_read", *COUNTS[2:3], "records_added", *COUNTS[3:]), outcomes, strict=True))
+        for index, count, _, _, *numbers in ledger["sources"]:
+            names = ("records_read", *COUNTS[2:3], "records_added", *COUNTS[3:])
+            row = dict(zip(names, numbers[: len(names)], strict=True))  # Bytes and checksums follow.
             require(_balances(row), f"the books of file {index} in {path.name} do not balance")
             for file in range(index, index + count):
                 written[file] += row["records_written"]
