@@ -69,13 +69,13 @@ def array() -> bytes:
 
 KINDS = {
     "a TFRecord file": RECORDS,
-    "gzip data of a TFRecord file": gzip.compress(RECORDS),
+    "gzip data of a TFRecord file": gzip.compress(RECORDS, mtime=0),
     "zlib data of a TFRecord file": zlib.compress(RECORDS),
     "zstd data of a TFRecord file": zstandard.ZstdCompressor().compress(RECORDS),
     "xz data of JSON lines": lzma.compress(JSONL),
     "bzip2 data of JSON lines": bz2.compress(JSONL),
-    "gzip data of a tar archive": gzip.compress(tar()),
-    "gzip data of a NumPy array": gzip.compress(array()),
+    "gzip data of a tar archive": gzip.compress(tar(), mtime=0),
+    "gzip data of a NumPy array": gzip.compress(array(), mtime=0),
     "a JPEG picture": picture("JPEG"),
     "a PNG picture": picture("PNG"),
     "a GIF picture": picture("GIF"),
