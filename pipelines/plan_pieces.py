@@ -53,13 +53,14 @@ def _is_whole(store: Store, header: dict[str, Any]) -> bool:
         return False
 
 
-def plan_pieces(job: PlannedJob, config: JobConfig, scratch: str) -> PlannedJob:
+def plan_pieces(job: PlannedJob, config: JobConfig, scratch: str, *, may_cut: bool = True) -> PlannedJob:
     """Returns a job with what its steps take, and with pieces if that is much.
 
     Args:
         job: The planned job; notes are added to its header.
         config: Its config.
         scratch: Folder for the list of pieces.
+        may_cut: Whether shards may be cut; answers that are kept of whole shards would not be found by their pieces.
     """
     timing = _find_timing(job, config)
     if timing is None:
@@ -67,7 +68,7 @@ def plan_pieces(job: PlannedJob, config: JobConfig, scratch: str) -> PlannedJob:
     job = dataclasses.replace(job, timing=timing)
     job.header["notes"].append(_describe(timing))
     total_secs = timing.worker_secs(job.estimated_records)
-    if total_secs >= LEAST_SECS:
+    if total_secs >= LEAST_SECS and may_cut:
         job = _cut(job, timing, total_secs, os.path.join(tempfile.mkdtemp(dir=scratch), "pieces.jsonl"))
         job.header["notes"] += _advise(job, timing)
     return job

@@ -27,6 +27,7 @@ from transforms.budget import say_letters
 from transforms.elements import JobSpec, to_json
 from transforms.generations import fence
 from transforms.job_lock import JobLock, LockedError, LostLockError
+from transforms.journal import JOURNALS
 from transforms.machine import describe_memory
 from transforms.report import build_report
 from transforms.scratch import delete_left_over
@@ -124,7 +125,8 @@ def run_job(store: Store, config: JobConfig, job: PlannedJob, run: Run) -> int:
         OutputError: The job could not finish.
         LostLockError: Another run has the lock by now; nothing of what it did was changed.
     """
-    job = recall_pieces(store, job) or plan_pieces(job, config, run.scratch)
+    has_answers = next(iter(store.list(JOURNALS)), None) is not None
+    job = recall_pieces(store, job) or plan_pieces(job, config, run.scratch, may_cut=not has_answers)
     spec = dataclasses.replace(job.spec, root=store.root, started_at=time.time(), run_token=run.lock.token)
     engine = _choose_engine(store, spec, config, job, run)
     prepare_output(store, job)

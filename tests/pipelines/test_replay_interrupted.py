@@ -220,7 +220,7 @@ def test_replay_after_a_kill_in_the_midst_of_publishing_is_completed_whatever_is
 
 MOMENTS = {
     "while_reading": "before-put_if_absent g001/shards/00001 {marker}",
-    "decided": "after-put_if_absent g001/decided {marker}",
+    "decided": "after-put g001/decided {marker}",
     "moved": "after-copy replayed/g001 {marker}",
     "replaced": "after-copy _dead_letters/corpus-train-00000 {marker}",
     "before_manifest": "before-put manifest.json {marker}",

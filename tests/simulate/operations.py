@@ -108,7 +108,7 @@ def _prepare() -> Iterator[Kind]:
     yield "miss", "manifest", 4
     yield "miss", "lock", 1
     yield "miss", "state", 10  # Report, names that are replaced, plan of a generation, pieces; what is deleted, config.
-    yield "list", "output", 19
+    yield "list", "output", 20
     yield "insert", "inputs", 1
     yield "insert", "plan", 1
     yield "insert", "state", 2  # Probe, config.
