@@ -29,6 +29,7 @@ from pipelines.job_process import Order
 from pipelines.local_runner import worker_environment
 from pipelines.signals import end_children
 from transforms.elements import JobSpec
+from transforms.generations import base_of, unfenced
 from transforms.ledger import LEDGERS
 from transforms.machine import count_memory_kills, describe_memory
 from transforms.steps.options import split_options
@@ -184,7 +185,7 @@ def may_be_of_steps(store: Store, error: str, unexplained: bool) -> bool:
     """
     if any(os.strerror(number) in error for number in _OF_DISKS):
         return False
-    return unexplained or (isinstance(store, LocalStore) and "steps[" not in error)
+    return unexplained or (isinstance(base_of(unfenced(store)), LocalStore) and "steps[" not in error)
 
 
 def isolated_spec(spec: JobSpec) -> JobSpec:
