@@ -88,12 +88,13 @@ def test_resume_anyway_is_refused_where_shards_would_not_fit_together(
     change: list[str], message: str, folder: Path
 ) -> None:
     half_done(folder)
-    refused = jobs.spawn([*command("--resume-anyway"), *change], cwd=folder)
-    if change[0] == "--input":
-        refused = jobs.spawn(
-            ["convert", *change, "--output", "out", "--shards", "4", "--step", "marking:mark", "--resume-anyway"],
-            cwd=folder,
-        )
+    asked = {"--input": "in/*", "--shards": "4", **dict([change])}
+    flags = [word for flag in asked.items() for word in flag]
+    refused = jobs.spawn(
+        ["convert", *flags, "--output", "out", "--step", "marking:mark", "--resume-anyway"],
+        cwd=folder,
+        prefix=["setsid", "--wait"],
+    )
     assert refused.returncode == 2
     assert message in refused.stderr
 
