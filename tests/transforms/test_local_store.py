@@ -105,8 +105,7 @@ class TestWithoutHardLinks:
 
 ON_FULL_DISK = """
     import resource, sys
-    from transforms import folder_lock
-from transforms.store import BusyError, LocalStore, OutputError
+    from transforms.store import LocalStore, OutputError
     store = LocalStore(sys.argv[1])
     store.put("small", b"x")
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -167,8 +166,7 @@ def test_name_of_a_folder_is_an_output_error_and_leaves_no_temporary(local: Loca
 def test_root_that_cannot_be_made_is_an_output_error_and_no_endless_loop() -> None:
     """/proc answers `mkdir` with "no such file", as a mount that has gone does."""
     program = """
-        from transforms import folder_lock
-from transforms.store import BusyError, LocalStore, OutputError
+        from transforms.store import LocalStore, OutputError
         try:
             LocalStore("/proc/nowhere/out").put("x", b"data")
         except OutputError as error:

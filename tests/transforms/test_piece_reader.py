@@ -133,7 +133,7 @@ def damage_file(job: Job, piece: ShardTask) -> None:
 
 
 def damage_entry(job: Job, piece: ShardTask) -> None:
-    job.store.put(entry_name(job.spec, piece), b"{")
+    job.store.put(entry_name(job.spec, piece.shard, piece.piece), b"{")
 
 
 @pytest.mark.parametrize("harm", [delete_file, damage_file, damage_entry])
@@ -187,14 +187,14 @@ def batch_of(letter: DeadLetter, records: list[bytes] | None = None, span: Span 
 def test_two_parts_of_an_unreadable_range_are_one_letter() -> None:
     before, after = batch_of(unreadable(0, 40), span=Span(0, 40, 0, 40)), batch_of(unreadable(40, 60))
     after.span = Span(40, 100, 40, 100)
-    assert join_letters(before, after)
+    assert join_letters(before, after, 0.0)
     assert before.dead == [unreadable(0, 100)]
     assert (before.records_read, before.num_bytes, before.span) == (1, 100, after.span)
 
 
 def test_records_behind_an_unreadable_part_stay_a_batch_of_their_own() -> None:
     before, after = batch_of(unreadable(0, 40), span=Span(0, 40, 0, 40)), batch_of(unreadable(40, 60), [b"x"])
-    assert not join_letters(before, after)
+    assert not join_letters(before, after, 0.0)
     assert (before.dead, after.dead) == ([unreadable(0, 100)], [])
     assert (before.records_read, after.records_read) == (1, 1)
 
@@ -210,12 +210,12 @@ def test_records_behind_an_unreadable_part_stay_a_batch_of_their_own() -> None:
 )
 def test_other_letters_stay_apart(following: DeadLetter) -> None:
     before, after = batch_of(unreadable(0, 40), span=Span(0, 40, 0, 40)), batch_of(following)
-    assert not join_letters(before, after)
+    assert not join_letters(before, after, 0.0)
     assert (before.dead, after.dead) == ([unreadable(0, 40)], [following])
 
 
 def test_damaged_regions_that_meet_are_two_letters_as_ever() -> None:
     one, other = unreadable(0, 40, reason="data_checksum"), unreadable(40, 60, reason="data_checksum")
     before = batch_of(one, span=Span(0, 40, 0, 40))
-    assert not join_letters(before, batch_of(other))
+    assert not join_letters(before, batch_of(other), 0.0)
     assert before.dead == [one]

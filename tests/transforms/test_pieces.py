@@ -29,7 +29,7 @@ def attempt(store: WorstStore, spec: JobSpec) -> ShardInfo:
 def check_committed_once(store: WorstStore, spec: JobSpec) -> None:
     entry = find_piece(store, spec, PIECE)
     assert entry is not None
-    assert sorted(store.tree()) == sorted([entry_name(spec, PIECE), entry.file.name])
+    assert sorted(store.tree()) == sorted([entry_name(spec, PIECE.shard, PIECE.piece), entry.file.name])
     with open_log(store, entry) as path:
         assert path is not None
         batches = list(read_log(path, PIECE))
@@ -42,11 +42,11 @@ def nothing_before(_store: WorstStore, _spec: JobSpec) -> None:
 
 
 def malformed_before(store: WorstStore, spec: JobSpec) -> None:
-    store.put(entry_name(spec, PIECE), b'{"gristmill_piece": 1')
+    store.put(entry_name(spec, PIECE.shard, PIECE.piece), b'{"gristmill_piece": 1')
 
 
 def other_version_before(store: WorstStore, spec: JobSpec) -> None:
-    store.put(entry_name(spec, PIECE), b'{"gristmill_piece": 2}')
+    store.put(entry_name(spec, PIECE.shard, PIECE.piece), b'{"gristmill_piece": 2}')
 
 
 def entry_before(store: WorstStore, spec: JobSpec, **changes: object) -> None:
@@ -54,7 +54,7 @@ def entry_before(store: WorstStore, spec: JobSpec, **changes: object) -> None:
     file = StoredFile("_gristmill/attempts/00000-00003-old/batches.array_record", 5, "0badcafe", 3)
     store.put(file.name, b"12345")
     entry = PieceEntry(spec.plan_id, PIECE, file, None, {}, {})
-    store.put(entry_name(spec, PIECE), dataclasses.replace(entry, **changes).to_json())
+    store.put(entry_name(spec, PIECE.shard, PIECE.piece), dataclasses.replace(entry, **changes).to_json())
 
 
 def other_plan_before(store: WorstStore, spec: JobSpec) -> None:
@@ -118,7 +118,7 @@ def test_the_next_attempt_commits_wherever_the_first_was_killed(
         attempt(store, spec)
         entry = find_piece(store, spec, PIECE)
         assert entry is not None
-        mine = {entry_name(spec, PIECE), entry.file.name}
+        mine = {entry_name(spec, PIECE.shard, PIECE.piece), entry.file.name}
         assert mine <= set(store.tree()) <= mine | left
         for name in set(store.tree()) - mine:
             store.delete(name)
